@@ -441,7 +441,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.events.StartEventWatcher(a.cfg.OnEvent)
 	}
 	defer a.events.Shutdown()
-	tellUpgrade(a.recorder, nodeRef(a.cfg.NodeName), a.cfg.Runtime.Upgraded())
+	emitUpgradeEvent(a.recorder, nodeRef(a.cfg.NodeName), a.cfg.Runtime.Upgraded())
 	defer a.objects.Close()
 	var wg sync.WaitGroup
 	wg.Go(func() { a.recordNotices(ctx) })

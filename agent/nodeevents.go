@@ -77,8 +77,8 @@ func policiesEvent(changed []string, err error) (eventtype, reason, message stri
 	return v1.EventTypeWarning, "NetworkPoliciesNotInForce", fmt.Sprintf("Network policies are not enforced as they say on this node (changed: %s); it is tried again: %v", what, err)
 }
 
-// tellUpgrade tells the node's readers that podmon was replaced, or why not.
-func tellUpgrade(recorder record.EventRecorder, node *v1.ObjectReference, u runtime.Upgrade) {
+// emitUpgradeEvent tells the node's readers that podmon was replaced, or why not.
+func emitUpgradeEvent(recorder record.EventRecorder, node *v1.ObjectReference, u runtime.Upgrade) {
 	switch {
 	case !u.Needed():
 	case u.Err == nil:

@@ -245,7 +245,7 @@ func (m *machine) start() {
 		NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, DataDir: m.dir, CgroupRoot: m.cgroup,
 		Client: m.api, Runtime: m.wrapRuntime(), Images: m.wrapImages(), Network: m.wrapNetwork(network), Version: "v1.37.0-test",
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
-		UserIDs:    users.DefaultArea,
+		UserIDs:    users.DefaultIDRange,
 		CDIDirs:    m.cdi,
 		Shutdown:   m.shutdown,
 		CPUs:       m.cpus, LocalStoragePeriod: 200 * time.Millisecond, Eviction: append([]pressure.Threshold{}, m.limits...), ImageGC: m.imageGC, LogLinks: filepath.Join(m.dir, "links"),

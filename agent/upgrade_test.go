@@ -19,7 +19,7 @@ func TestTellUpgrade(t *testing.T) {
 		{runtime.Upgrade{To: "sha256:2", Err: errors.New("version 99")}, "Warning RuntimeNotUpgraded The container supervisor of a former clusterd goes on: version 99"},
 	} {
 		r := record.NewFakeRecorder(1)
-		tellUpgrade(r, nodeRef("n1"), tt.upgrade)
+		emitUpgradeEvent(r, nodeRef("n1"), tt.upgrade)
 		close(r.Events)
 		if got := <-r.Events; got != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.upgrade, got, tt.want)

@@ -90,9 +90,9 @@ type Members struct {
 	keys    [][]byte
 	changed chan struct{} // closed and replaced at each change of table
 
-	// contested holds a word when others know this node at another address.
-	contested chan struct{}
-	// rekeyed holds a word when the keys have changed: others may be heard now.
+	// addressConflict is signalled (capacity 1) when others know this node at another address.
+	addressConflict chan struct{}
+	// rekeyed is signalled (capacity 1) when the keys have changed: others may be heard now.
 	rekeyed chan struct{}
 }
 
@@ -121,7 +121,7 @@ func New(cfg Config) (*Members, error) {
 	}
 	m := &Members{
 		cfg: cfg, table: map[string]Member{}, present: map[string]Member{}, keys: cfg.Keys,
-		changed: make(chan struct{}), contested: make(chan struct{}, 1), rekeyed: make(chan struct{}, 1),
+		changed: make(chan struct{}), addressConflict: make(chan struct{}, 1), rekeyed: make(chan struct{}, 1),
 	}
 	m.table[cfg.Meta.ID] = Member{Meta: cfg.Meta, Addr: cfg.Addr, State: Alive, Since: time.Now()}
 	return m, nil
@@ -172,7 +172,7 @@ func (m *Members) Run(ctx context.Context) error {
 			m.reach(list)
 		case <-m.rekeyed:
 			m.reach(list)
-		case <-m.contested:
+		case <-m.addressConflict:
 			if times == 0 {
 				announce = time.After(m.cfg.Probe)
 			}
@@ -420,7 +420,7 @@ func (d *aliveDelegate) NotifyConflict(existing, _ *memberlist.Node) {
 		return
 	}
 	select {
-	case d.contested <- struct{}{}:
+	case d.addressConflict <- struct{}{}:
 	default:
 	}
 }

@@ -9,6 +9,10 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
+// HasState reports whether the data folder held a member's state when it was
+// opened: then Bootstrap is not for this member.
+func (s *Store) HasState() bool { return s.state.Had }
+
 // Absences is how often replication had to wait for a member.
 func (s *Store) Absences() int { return s.raftSide.Absences() }
 

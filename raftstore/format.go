@@ -30,8 +30,8 @@ func (s *Store) openFormat() error {
 	return nil
 }
 
-// attendFormat asks the others what they know until the newest format is in use.
-func (s *Store) attendFormat() {
+// formatLoop asks the others what they know until the newest format is in use.
+func (s *Store) formatLoop() {
 	if s.cfg.older {
 		return
 	}

@@ -137,15 +137,15 @@ func (s *Store) tick() {
 // lookAtDisk is housekeep's look at the room that is left.
 func (s *Store) lookAtDisk(yielded *time.Time) {
 	changed, err := s.disk.Look()
-	s.tellRoom(changed, err)
+	s.logDiskSpace(changed, err)
 	if s.disk.Short() && s.IsLeader() && time.Since(*yielded) > yieldPeriod {
 		*yielded = time.Now()
 		s.yield()
 	}
 }
 
-// tellRoom logs what a look at the disk has shown.
-func (s *Store) tellRoom(changed bool, err error) {
+// logDiskSpace logs what a look at the disk has shown.
+func (s *Store) logDiskSpace(changed bool, err error) {
 	switch {
 	case err != nil:
 		s.cfg.Logger.Warn("look for free space", "err", err)

@@ -76,7 +76,7 @@ func (s *Store) Err() error {
 func (s *Store) fail(err error, forget bool) {
 	s.failure.once.Do(func() {
 		if forget {
-			why, werr := s.state.Disbelieve(err)
+			why, werr := s.state.MarkCorrupt(err)
 			if why != nil {
 				s.cfg.Logger.Error("the store's state is wrong, and cannot be fetched from others", "err", why)
 			}
@@ -113,7 +113,7 @@ func (s *Store) close(graceful bool) error {
 	defer close(s.done)
 
 	if graceful && s.leads() && s.otherVoters() {
-		s.letAnotherLead()
+		s.transferLeadership()
 	}
 	s.cancel()
 	s.raftSide.Stop()
@@ -137,9 +137,9 @@ func (s *Store) close(graceful bool) error {
 // raft waits for its election timeout, also for one that stops as well.
 const handOverTimeout = 2 * time.Second
 
-// letAnotherLead lets another voter lead. What is still under way then ends when raft
+// transferLeadership lets another voter lead. What is still under way then ends when raft
 // is shut down.
-func (s *Store) letAnotherLead() {
+func (s *Store) transferLeadership() {
 	done := make(chan error, 1)
 	s.wg.Go(func() { done <- s.errorOf(s.raft().LeadershipTransfer()) })
 	select {

@@ -127,7 +127,7 @@ func (s *Store) openRaft() error {
 		return err
 	}
 	err := s.disk.Begin()
-	s.tellRoom(s.disk.Short(), err)
+	s.logDiskSpace(s.disk.Short(), err)
 	s.raftSide = raftside.New(raftside.Config{
 		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leader.Changed, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.state.Lost,
 	})
@@ -196,15 +196,15 @@ func (s *Store) begins(r *raft.Raft) {
 	s.start(func() { s.leadership.Run(s.ctx.Done()) })
 	s.start(s.housekeep)
 	s.start(func() { s.divergence.Run(s.ctx) })
-	s.start(s.attendFormat)
+	s.start(s.formatLoop)
 	if s.raftSide.Gate.Shut() {
 		s.start(s.rejoin)
 	}
 	for range entriesInFlight {
 		s.start(s.proposeLoop)
 	}
-	s.start(func() { s.election.AttendLeader(s.ctx) })
-	s.start(func() { s.election.AttendSilence(s.ctx) })
+	s.start(func() { s.election.MonitorLeader(s.ctx) })
+	s.start(func() { s.election.MonitorSilence(s.ctx) })
 	if s.state.Had {
 		s.start(func() { s.election.Agree(s.ctx, "") })
 	}
@@ -264,10 +264,6 @@ func (p present) Revision() int64 { return p.s.keyspace().Revision() }
 func (p present) Events(from int64, limit int) ([]mvcc.Event, int64, error) {
 	return p.s.keyspace().Events(from, limit)
 }
-
-// HasState reports whether the data folder held a member's state when it was
-// opened: then Bootstrap is not for this member.
-func (s *Store) HasState() bool { return s.state.Had }
 
 // Bootstrap makes this member the only voter of a new store.
 func (s *Store) Bootstrap() error {

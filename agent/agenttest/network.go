@@ -20,7 +20,6 @@ type Network struct {
 	attached  map[string]netip.Addr
 	published map[string][]podstate.HostPort
 	limits    map[string][2]uint64
-	users     map[string]users.Range
 	next      netip.Addr
 	// First is the first pod's address; default 10.42.0.2. Set it before the agent
 	// runs.
@@ -65,21 +64,8 @@ func (n *Network) Attach(_ context.Context, uid string, hostNetwork bool) (strin
 }
 
 // AttachUsers implements pod.Network.
-func (n *Network) AttachUsers(ctx context.Context, uid string, ids users.Range) (string, []netip.Addr, error) {
-	n.mu.Lock()
-	if n.users == nil {
-		n.users = map[string]users.Range{}
-	}
-	n.users[uid] = ids
-	n.mu.Unlock()
+func (n *Network) AttachUsers(ctx context.Context, uid string, _ users.Range) (string, []netip.Addr, error) {
 	return n.Attach(ctx, uid, false)
-}
-
-// UsersOf are the ids that the pod was last attached with.
-func (n *Network) UsersOf(uid string) users.Range {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.users[uid]
 }
 
 // Users implements pod.Network: it opens nothing of use.

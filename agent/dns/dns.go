@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -113,7 +114,7 @@ func New(cfg Config) (*Server, error) {
 }
 
 // Metrics are the server's, by the names that CoreDNS gives them.
-func (s *Server) Metrics() *metrics { return s.metrics }
+func (s *Server) Metrics() prometheus.Collector { return s.metrics }
 
 // Serving says whether all addresses are served.
 func (s *Server) Serving() bool { return int(s.bound.Load()) == len(s.cfg.Addrs) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/miekg/dns"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // zone answers the names of the cluster. Its answers are functions of what the
@@ -272,7 +273,7 @@ func (z *zone) srv(s *v1.Service, q asked, want func(name string, p v1.Protocol)
 		for _, ports := range e.ports {
 			for i := range ports {
 				p := &ports[i]
-				if p.Port == nil || !want(deref(p.Name), deref(p.Protocol)) {
+				if p.Port == nil || !want(ptr.Deref(p.Name, ""), ptr.Deref(p.Protocol, "")) {
 					continue
 				}
 				named = true
@@ -409,12 +410,4 @@ func addrsOf(list []endpoint) []netip.Addr {
 		}
 	}
 	return out
-}
-
-func deref[T any](p *T) T {
-	if p == nil {
-		var zero T
-		return zero
-	}
-	return *p
 }

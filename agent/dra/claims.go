@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 )
 
 // wanted is a claim of a pod, by name.
@@ -27,7 +28,7 @@ func wantedBy(pod *v1.Pod) ([]wanted, error) {
 	for i := range pod.Spec.ResourceClaims {
 		name, made, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
 		if err != nil {
-			return nil, fmt.Errorf("claim %s of the pod: %w: the leader makes it of ResourceClaimTemplate %q", pod.Spec.ResourceClaims[i].Name, err, deref(pod.Spec.ResourceClaims[i].ResourceClaimTemplateName))
+			return nil, fmt.Errorf("claim %s of the pod: %w: the leader makes it of ResourceClaimTemplate %q", pod.Spec.ResourceClaims[i].Name, err, ptr.Deref(pod.Spec.ResourceClaims[i].ResourceClaimTemplateName, ""))
 		}
 		if name != nil {
 			out = append(out, wanted{*name, made})
@@ -37,13 +38,6 @@ func wantedBy(pod *v1.Pod) ([]wanted, error) {
 		out = append(out, wanted{e.ResourceClaimName, true})
 	}
 	return out, nil
-}
-
-func deref(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }
 
 // fetch reads a claim from the API and looks whether the pod may use it here.

@@ -13,7 +13,7 @@ import (
 
 func TestUnsupported(t *testing.T) {
 	probe := func(err error) *users.Ranges {
-		return users.New(users.Config{Area: users.DefaultArea, Probe: func() error { return err }})
+		return users.New(users.Config{Area: users.DefaultIDRange, Probe: func() error { return err }})
 	}
 	asks := &v1.Pod{Spec: v1.PodSpec{HostUsers: ptr.To(false)}}
 	for _, tt := range []struct {

@@ -64,10 +64,8 @@ type kept struct {
 
 // The descriptors that are kept.
 const (
-	keptTTY    = "tty"
-	keptStdin  = "stdin"
-	keptStdout = "stdout"
-	keptStderr = "stderr"
+	keptTTY   = "tty"
+	keptStdin = "stdin"
 )
 
 // take removes the descriptor of that name, nil if there is none; it becomes

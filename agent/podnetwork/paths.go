@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/overlay"
 	"github.com/clusterd/clusterd/netsetup/pathprobe"
@@ -38,7 +39,7 @@ func makeProbed(self string, nodes []*v1.Node, encrypted bool) probed {
 		if node.Name == self || len(internalIPs(node)) == 0 {
 			continue
 		}
-		p.ready[node.Name] = isReady(node)
+		p.ready[node.Name] = core.NodeReady(node)
 		for _, r := range rangesOf(node) {
 			if r.Addr().Is4() && four || r.Addr().Is6() && six {
 				p.peers = append(p.peers, pathprobe.Peer{Name: node.Name, Addr: gatewayOf(r), Way: wayOf(here, node, encrypted)})
@@ -59,12 +60,6 @@ func wayOf(here, node *v1.Node, encrypted bool) string {
 		out += " wireguard"
 	}
 	return out
-}
-
-func isReady(n *v1.Node) bool {
-	return slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
-		return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
-	})
 }
 
 // bounded gives the routes to other nodes the length of packets that their ways were

@@ -33,6 +33,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/paths"
 	"github.com/clusterd/clusterd/netsetup/antispoof"
@@ -288,7 +289,7 @@ func (n *Network) keep(ctx context.Context, changed <-chan struct{}, list func()
 
 // sameNet reports whether nothing changed that the network depends on.
 func sameNet(a, b *v1.Node) bool {
-	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b)) && isReady(a) == isReady(b) &&
+	return slices.Equal(rangesOf(a), rangesOf(b)) && slices.Equal(internalIPs(a), internalIPs(b)) && core.NodeReady(a) == core.NodeReady(b) &&
 		a.Annotations[names.WireGuard] == b.Annotations[names.WireGuard]
 }
 

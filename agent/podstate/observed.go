@@ -214,8 +214,7 @@ type Container struct {
 	ImageDelay time.Duration // back-off the next image fault will get
 
 	// StartErr is why the last start made no instance.
-	StartErr   *Fault
-	StartDelay time.Duration
+	StartErr *Fault
 
 	Now  *Instance // newest, nil: never made
 	Last *Instance // the one before, exited

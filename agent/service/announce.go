@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/names"
 )
 
@@ -242,7 +243,5 @@ func neighbours(addr netip.Addr, nodes []*v1.Node) []*v1.Node {
 }
 
 func ready(n *v1.Node) bool {
-	return n.DeletionTimestamp == nil && slices.ContainsFunc(n.Status.Conditions, func(c v1.NodeCondition) bool {
-		return c.Type == v1.NodeReady && c.Status == v1.ConditionTrue
-	})
+	return n.DeletionTimestamp == nil && core.NodeReady(n)
 }

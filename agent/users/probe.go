@@ -14,7 +14,7 @@ import (
 // (mount_setattr(2)) of a tmpfs and of the folder of volumes. more tries the
 // rest with the same namespace. The error says what is missing.
 func Probe(folder string, more func(users *os.File) error) error {
-	return (Range{First: DefaultArea.First, Count: Count}).Try(func(users *os.File) error {
+	return (Range{First: DefaultIDRange.First, Count: Count}).Try(func(users *os.File) error {
 		if err := idmapTmpfs(users); err != nil {
 			return fmt.Errorf("tmpfs cannot be mounted with mapped ids (Linux 6.3): %w", err)
 		}

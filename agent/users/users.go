@@ -35,18 +35,18 @@ func (r Range) overlaps(o Range) bool {
 
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.end()-1) }
 
-// DefaultArea is where ranges are taken from by default: from the first id
+// DefaultIDRange is where ranges are taken from by default: from the first id
 // above the host's own up to the last that programs with signed ids can name.
-var DefaultArea = Range{First: Count, Count: math.MaxInt32 + 1 - Count}
+var DefaultIDRange = Range{First: Count, Count: math.MaxInt32 + 1 - Count}
 
-// ParseArea reads FIRST-LAST.
-func ParseArea(s string) (Range, error) {
+// ParseIDRange reads FIRST-LAST.
+func ParseIDRange(s string) (Range, error) {
 	from, to, _ := strings.Cut(s, "-")
 	first, err1 := strconv.ParseUint(from, 10, 32)
 	last, err2 := strconv.ParseUint(to, 10, 32)
 	switch {
 	case err1 != nil || err2 != nil || last == math.MaxUint32:
-		return Range{}, fmt.Errorf("%q: write it as FIRST-LAST, two ids below 4294967295, such as %s", s, DefaultArea)
+		return Range{}, fmt.Errorf("%q: write it as FIRST-LAST, two ids below 4294967295, such as %s", s, DefaultIDRange)
 	case first < Count:
 		return Range{}, fmt.Errorf("%q: ids below %d are the host's own", s, Count)
 	case last < first+Count-1:

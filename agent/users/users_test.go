@@ -17,7 +17,7 @@ func TestParseArea(t *testing.T) {
 		{"65536-131071", Range{65536, 65536}},
 		{"100000-300000", Range{100000, 200001}},
 		{"65536-4294967294", Range{65536, 4294967294 - 65536 + 1}},
-		{DefaultArea.String(), DefaultArea},
+		{DefaultIDRange.String(), DefaultIDRange},
 		{"", Range{}},
 		{"65536", Range{}},
 		{"65535-200000", Range{}},
@@ -29,7 +29,7 @@ func TestParseArea(t *testing.T) {
 		{"-1-70000", Range{}},
 		{"65536-131071-1", Range{}},
 	} {
-		got, err := ParseArea(tt.in)
+		got, err := ParseIDRange(tt.in)
 		if got != tt.want || (err == nil) != (tt.want != Range{}) {
 			t.Errorf("%q: %v, %v; want %v", tt.in, got, err, tt.want)
 		}
@@ -75,7 +75,7 @@ func TestRanges(t *testing.T) {
 }
 
 func TestRangesAreDisjoint(t *testing.T) {
-	r := New(Config{Area: DefaultArea})
+	r := New(Config{Area: DefaultIDRange})
 	var all []Range
 	for i := range 500 {
 		got, err := r.Take(fmt.Sprint(i))
@@ -113,7 +113,7 @@ func TestGranted(t *testing.T) {
 
 func TestSupportedAsksAgain(t *testing.T) {
 	asked, fault := 0, error(nil)
-	r := New(Config{Area: DefaultArea, Probe: func() error { asked++; return fault }})
+	r := New(Config{Area: DefaultIDRange, Probe: func() error { asked++; return fault }})
 	for range 3 {
 		if err := r.Supported(); err != nil {
 			t.Error(err)
@@ -123,7 +123,7 @@ func TestSupportedAsksAgain(t *testing.T) {
 		t.Errorf("asked %d times for what works", asked)
 	}
 	fault = errors.New("the kernel is too old")
-	r = New(Config{Area: DefaultArea, Probe: func() error { asked++; return fault }})
+	r = New(Config{Area: DefaultIDRange, Probe: func() error { asked++; return fault }})
 	for range 3 {
 		if err := r.Supported(); !errors.Is(err, fault) {
 			t.Error(err)

@@ -95,7 +95,7 @@ func (h *hollow) join(ctx context.Context, s *settings, server netip.AddrPort) (
 	var answer *join.Response
 	for {
 		var err error
-		answer, err = join.Join(ctx, join.Wish{Server: server.String(), Token: s.token, Name: h.name, Addr: h.addr, Key: h.key, Version: "hollow"})
+		answer, err = join.Join(ctx, join.Options{Server: server.String(), Token: s.token, Name: h.name, Addr: h.addr, Key: h.key, Version: "hollow"})
 		if err == nil {
 			break
 		}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +122,22 @@ func TestHelpSpeaksOfClusterctl(t *testing.T) {
 	}
 	for _, c := range testRoot(&out).Commands() {
 		check(c)
+	}
+}
+
+// TestHelpWords: help speaks the field's language (HOUSE.md, section 6).
+func TestHelpWords(t *testing.T) {
+	avoided := regexp.MustCompile(`(?i)\b(folders?|anew|processors?|tells?|told|whoever|nobody|goes on|sealed|exchanged?|strangers?)\b`)
+	root := testRoot(&bytes.Buffer{})
+	for _, name := range ours(root) {
+		c, _, err := root.Find(strings.Fields(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := c.Use + "\n" + c.Short + "\n" + c.Long + "\n" + c.Example + "\n" + c.LocalFlags().FlagUsages()
+		for _, word := range avoided.FindAllString(text, -1) {
+			t.Errorf("clusterctl %s: %q in its help", name, word)
+		}
 	}
 }
 

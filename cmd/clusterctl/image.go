@@ -23,9 +23,8 @@ func newImageCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cob
 		Aliases: []string{"images"},
 		Short:   "Load, preload, list, pin and remove images on nodes",
 		Long: templates.LongDesc(`
-			Load images onto nodes, list those that are there, keep and remove them. A loaded
-			image needs no registry: a pod that names it and does not ask for imagePullPolicy
-			Always starts from it.`),
+			Load images onto nodes, list, pin and remove them. A loaded image needs no registry:
+			pods use it unless their imagePullPolicy is Always.`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newImageLoadCommand(f, streams), newImageListCommand(f, streams), newImagePruneCommand(f, streams))
@@ -62,7 +61,7 @@ func (c *nodeChoice) pick(ctx context.Context, a *api) (picked, notReady []strin
 		return nil, nil, err
 	}
 	for i := range nodes {
-		if c.all || ready(&nodes[i]) {
+		if c.all || nodeIsReady(&nodes[i]) {
 			picked = append(picked, nodes[i].Name)
 		} else {
 			notReady = append(notReady, nodes[i].Name)
@@ -104,15 +103,6 @@ func nodeNames(ctx context.Context, a *api) ([]string, error) {
 		names = append(names, nodes[i].Name)
 	}
 	return names, err
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // nodeImages is the path of the images of a node, through the API server.

@@ -36,14 +36,14 @@ func newImageLoadCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 			podman save wrote, or an OCI image layout as a tar, compressed with gzip or
 			not; - reads standard input.`),
 		Example: templates.Examples(`
-			# Load an image onto every node that is Ready
+			# Load an image onto every Ready node
 			docker save hello:1 -o hello.tar
 			clusterctl image load hello.tar
 
 			# Load it onto two nodes only
 			clusterctl image load hello.tar --node n1,n2
 
-			# Load without a file in between
+			# Load from a pipe
 			docker save hello:1 | clusterctl image load -`),
 		Args: oneArg("the file of an image archive, as docker save writes it", ""),
 		RunE: func(cmd *cobra.Command, args []string) error {

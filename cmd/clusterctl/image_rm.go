@@ -26,10 +26,10 @@ var imageChanges = []imageChange{
 	{
 		use: "rm IMAGE", short: "Remove an image from nodes",
 		long: `
-			Remove an image's name from nodes, and with its last name the image. A node
-			whose pods name the image, or have it below a container, keeps it and says which.`,
+			Remove a name of an image from nodes, and with its last name the image. A node whose
+			pods or containers use the image keeps it and reports them.`,
 		example: `
-			# Remove an image from every node that is Ready
+			# Remove an image from every Ready node
 			clusterctl image rm hello:1
 
 			# Remove it from one node, by its ID
@@ -37,38 +37,37 @@ var imageChanges = []imageChange{
 		method: http.MethodDelete, path: "", what: "remove image", done: "removed",
 	},
 	{
-		use: "preload IMAGE", short: "Have nodes pull an image before a pod asks for it",
+		use: "preload IMAGE", short: "Pull an image to nodes before a pod needs it",
 		long: `
-			Have nodes pull an image from its registry, with the credentials of their own that
-			they have for it, so that pods which name it start at once. All pods of the node may
-			have it then. What is under way is in image ls; a pull ends with the command that
-			asked for it. A node that makes room removes the image as any other that no pod
-			uses: see image pin.`,
+			Let nodes pull an image from its registry, with the credentials that the nodes have
+			for it, so that pods with this image start at once. All pods of the node may use it
+			then. image ls shows the progress; the pull ends with this command. Garbage
+			collection removes the image like any other unused one: see image pin.`,
 		example: `
-			# Have every node that is Ready pull an image
+			# Pull an image to every Ready node
 			clusterctl image preload registry.example.com/app:2
 
-			# Have two nodes pull it
+			# Pull it to two nodes
 			clusterctl image preload registry.example.com/app:2 --node n1,n2`,
 		method: http.MethodPost, path: "/preload", what: "preload image", done: "preloaded",
 	},
 	{
-		use: "pin IMAGE", short: "Keep an image on nodes when they make room",
+		use: "pin IMAGE", short: "Protect an image on nodes from garbage collection",
 		long: `
-			Keep an image on nodes: neither the collection of images that nothing uses nor
-			image prune removes it. Images that were loaded from a file are pinned from the start.`,
+			Protect an image on nodes: neither garbage collection nor image prune removes it.
+			Images that were loaded from a file are pinned from the start.`,
 		example: `
-			# Keep an image on every node that is Ready
+			# Pin an image on every Ready node
 			clusterctl image pin registry.example.com/base:12`,
 		method: http.MethodPut, path: "/pin", what: "pin image", done: "pinned",
 	},
 	{
-		use: "unpin IMAGE", short: "Let an image go when nodes make room",
+		use: "unpin IMAGE", short: "Allow garbage collection of an image again",
 		long: `
-			Let nodes remove an image when they make room and no pod needs it. One that was
-			loaded from a file is gone for good then, unless a registry has it too.`,
+			Allow nodes to remove an image when the disk fills and no pod needs it. An image that
+			was loaded from a file is then lost, unless a registry has it too.`,
 		example: `
-			# Do no longer keep an image
+			# Unpin an image
 			clusterctl image unpin registry.example.com/base:12`,
 		method: http.MethodDelete, path: "/pin", what: "unpin image", done: "unpinned",
 	},
@@ -96,10 +95,10 @@ func newImagePruneCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 		Use:   "prune",
 		Short: "Remove unused images from nodes",
 		Long: templates.LongDesc(`
-			Remove from nodes the images that none of their pods needs. Pinned images stay,
-			and so do those that were loaded from a file.`),
+			Remove the images from nodes that none of their pods needs. Pinned images and those
+			that were loaded from a file stay.`),
 		Example: templates.Examples(`
-			# Make room on every node that is Ready
+			# On every Ready node
 			clusterctl image prune
 
 			# On one node

@@ -32,15 +32,14 @@ func newSnapshotCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		Use:   "snapshot",
 		Short: "Save the cluster to one encrypted file, verify or restore it",
 		Long: templates.LongDesc(`
-			Save the cluster to one encrypted file, verify such a file, or begin a cluster
-			with it.
+			Save the cluster to one encrypted file, verify such a file, or create a cluster from
+			it.
 
-			The file holds the cluster's state and its authority: all that is needed to begin
-			the cluster again on other machines, with other names and addresses. Restore it
-			there with clusterctl snapshot restore, or, which is the same, with clusterd init
-			--from-snapshot. Whoever opens it can become
-			anyone in the cluster, so it is always sealed, with a passphrase or a public key
-			of age (age-encryption.org).`),
+			The file holds the cluster's state and its CA keys: all that is needed to restore the
+			cluster on other machines, under other names and addresses. Restore it there with
+			clusterctl snapshot restore or clusterd init --from-snapshot, which do the same.
+			Anybody who can decrypt it can act as anyone in the cluster, so it is always
+			encrypted, with a passphrase or to an age public key (age-encryption.org).`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newSnapshotSaveCommand(f, streams), newSnapshotVerifyCommand(streams), newSnapshotRestoreCommand())
@@ -56,14 +55,14 @@ func newSnapshotSaveCommand(f cmdutil.Factory, streams genericiooptions.IOStream
 		Long: templates.LongDesc(`
 			Save the cluster to one encrypted file.
 
-			The state is that of one moment, with every write that was acknowledged before.
-			It is rebuilt and compared with what the server says of it while it is written,
-			so a file that this command leaves behind is whole. FILE must not exist.`),
+			The state is that of one point in time, with every write that was acknowledged
+			before. While it is written it is rebuilt and compared with the server's hashes, so a
+			file that this command leaves behind is complete. FILE must not exist.`),
 		Example: templates.Examples(`
 			# Asks for a passphrase
 			clusterctl snapshot save cluster.backup
 
-			# From a timer: sealed for a key whose secret part is kept elsewhere
+			# From a timer: encrypted to a key whose secret part is kept elsewhere
 			clusterctl snapshot save --recipient age1... /backup/$(date +%F)`),
 		Args: oneArg("the name of the file to write", ""),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -159,9 +158,9 @@ func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command
 		Use:   "verify FILE",
 		Short: "Verify a snapshot: rebuild its state in memory and compare",
 		Long: templates.LongDesc(`
-			Verify a snapshot: rebuild its state in memory and compare: the hash of
-			each part, the number of keys in each folder, and the hash of the whole state
-			with its revisions, as the servers compute it. No cluster is needed.`),
+			Verify a snapshot: rebuild its state in memory and compare the hash of each part, the
+			number of keys of each kind, and the hash of the whole state with its revisions, as
+			the servers compute it. No cluster is needed.`),
 		Example: templates.Examples(`
 			clusterctl snapshot verify cluster.backup
 			clusterctl snapshot verify --identity key.txt /backup/2026-11-21`),
@@ -261,13 +260,13 @@ func newSnapshotRestoreCommand() *cobra.Command {
 
 			    clusterd init --from-snapshot FILE
 
-			with what else is given: a name and an address for this machine, what opens the
-			file, --prepare; see clusterd init --help. It needs root, and clusterd beside
-			clusterctl or on the PATH.
+			with all further arguments: a name and an address for this machine, the passphrase or
+			key of the file, --prepare; see clusterd init --help. It needs root, and clusterd
+			beside clusterctl or on the PATH.
 
-			The cluster goes on in a new epoch, with this machine as its only member; others
-			join it as they would any cluster. Machines of the cluster that was show as
-			NotReady until they join anew or are deleted.`),
+			The cluster continues in a new epoch, with this machine as its only member; others
+			join as usual. Machines of the previous cluster are NotReady until they join again or
+			are deleted.`),
 		Example: templates.Examples(`
 			sudo clusterctl snapshot restore cluster.backup --name n1 --advertise 192.0.2.7`),
 		DisableFlagParsing: true,

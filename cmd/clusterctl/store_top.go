@@ -65,16 +65,16 @@ func newStoreTopCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 		Use:   "top",
 		Short: "Show the largest writers and consumers of space of the store",
 		Long: templates.LongDesc(`
-			Show who writes most to the store (users, nodes and controllers, each with the
-			program they use), with the rates of the last minute and the last five, and
-			which kinds of objects in which namespaces take the most room.
+			Show the users, nodes and controllers that write most to the store, each with its
+			program and the rates of the last one and five minutes, and the kinds and namespaces
+			that take the most space.
 
-			HISTORY is a writer's share of the history of changes, by which watches go on
-			after a pause. A writer that would fill it is held back: its writes are refused
-			for a while (storeWriterWindow).
+			HISTORY is a writer's share of the history of changes, from which watches resume. A
+			writer that would fill it is throttled: its writes are refused for a while
+			(storeWriterWindow).
 
-			Writes are counted since the server that is asked took its last snapshot before
-			it started; every server has seen the same writes. It works without a leader.`),
+			Writes are counted since the last snapshot that the contacted server took before it
+			started; every server has seen the same writes. It works without a leader.`),
 		Example: templates.Examples(`
 			# Find the noisy client
 			clusterctl store top

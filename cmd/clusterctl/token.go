@@ -40,11 +40,11 @@ func newTokenCreateCommand(f cmdutil.Factory, streams genericiooptions.IOStreams
 		Use:   "create",
 		Short: "Create a join token and print the join command",
 		Long: templates.LongDesc(`
-			Create a join token. The command to run on the machine that is to join goes to
-			standard output; the token's secret is shown this once.
+			Create a join token and print the command to run on the joining machine. The secret
+			of the token is shown only once.
 
-			The command runs clusterd itself, in the foreground. With --prepare behind it, it
-			only joins, and the service runs clusterd: systemctl enable --now clusterd.`),
+			The command runs clusterd in the foreground. With --prepare appended it only joins;
+			start the service then: systemctl enable --now clusterd.`),
 		Example: templates.Examples(`
 			# Print the command for the next server
 			clusterctl token create

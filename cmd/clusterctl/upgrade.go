@@ -45,30 +45,30 @@ func newUpgradeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		Use:   "upgrade --to FILE",
 		Short: "Roll out a new clusterd version to the nodes",
 		Long: templates.LongDesc(`
-			Roll a new clusterd out over the nodes, while their pods run on.
+			Roll out a new clusterd version to the nodes, while their pods keep running.
 
 			FILE is a release: the tarball of make release, with its signature beside it in
-			FILE.minisig. Each node checks signature, content and architecture itself, by the
-			keys of clusterctl upgrade trust, before it keeps any of it. First all nodes get
-			the file; then one goes first, an agent if there is one, else a server that does
-			not lead; then the other servers, the other agents and the leader, one at a time.
+			FILE.minisig. Each node verifies the signature (with the keys of clusterctl upgrade
+			trust), content and architecture before it installs anything. First the file is copied
+			to all nodes. Then one canary is upgraded, an agent if there is one, else a server that
+			does not lead; then the other servers, the other agents and the leader, one at a time.
 
-			A node is on trial until it runs the new version, is Ready, its store has caught
-			up and its containers run on. If it is not so within --timeout, it goes back to
-			the version before, and the roll-out stops there. It goes back by itself if the
-			new program ends, is not up within --start-timeout, or if it is not confirmed.
+			A node is on trial until it runs the new version, is Ready, its store has caught up
+			and its containers keep running. If that takes longer than --timeout, the node rolls
+			back to the previous version and the rollout stops. A node rolls back on its own if
+			the new program exits, does not start within --start-timeout, or is not confirmed.
 			Containers that failed before are not counted.
 
-			The command can be ended and run again at any time: nodes that have the version
-			are left alone.`),
+			The command can be interrupted and run again at any time: nodes that already have the
+			version are skipped.`),
 		Example: templates.Examples(`
-			# What would be done
+			# Show the plan
 			clusterctl upgrade --to clusterd_0.2.0_amd64.tar.gz --dry-run
 
-			# Do it
+			# Roll it out
 			clusterctl upgrade --to clusterd_0.2.0_amd64.tar.gz
 
-			# n4 is down for repair
+			# Leave out n4, which is down
 			clusterctl upgrade --to clusterd_0.2.0_amd64.tar.gz --except n4`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -106,7 +106,7 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 	if err != nil {
 		return err
 	}
-	plan, err := o.plan(ctx, a, planWish{release: file.manifest, key: file.signature.KeyName(), canary: o.canary, except: o.except})
+	plan, err := o.plan(ctx, a, planOptions{release: file.manifest, key: file.signature.KeyName(), canary: o.canary, except: o.except})
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (o *upgradeOptions) run(ctx context.Context, a *api) error {
 const planTimeout = 30 * time.Second
 
 // plan asks all nodes and makes the plan.
-func (o *upgradeOptions) plan(ctx context.Context, a *api, wish planWish) (upgradePlan, error) {
+func (o *upgradeOptions) plan(ctx context.Context, a *api, wish planOptions) (upgradePlan, error) {
 	until := time.Now().Add(planTimeout)
 	for warned := false; ; {
 		nodes, err := surveyUpgrade(ctx, a)

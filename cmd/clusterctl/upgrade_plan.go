@@ -40,8 +40,8 @@ type upgradePlan struct {
 	left    []string // that were to be left out
 }
 
-// planWish is what the user wants.
-type planWish struct {
+// planOptions is what the user wants.
+type planOptions struct {
 	release releases.Manifest
 	key     string // id of the key that has signed it
 	canary  string // the node that goes first; "": the plan's choice
@@ -53,7 +53,7 @@ type planWish struct {
 // state of the cluster; else a follower), the followers, the other agents, the leader.
 // What stands against a roll-out is found before anything is done: all of it is in the
 // error.
-func planUpgrade(nodes []upgradeNode, wish planWish) (upgradePlan, error) {
+func planUpgrade(nodes []upgradeNode, wish planOptions) (upgradePlan, error) {
 	plan := upgradePlan{release: wish.release}
 	var against []string
 	passing := true // all that stands against it may be over in a moment

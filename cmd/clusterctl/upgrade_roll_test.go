@@ -159,7 +159,7 @@ func (c *upgradeCluster) roll(a *api, limit time.Duration) (string, error) {
 		n := upgradeNode{member: v1.Member{Name: name, Role: role, Gossip: "alive", Leader: name == c.leader}, ready: true, release: &r}
 		nodes = append(nodes, n)
 	}
-	plan, err := planUpgrade(nodes, planWish{release: m, key: sig.KeyName()})
+	plan, err := planUpgrade(nodes, planOptions{release: m, key: sig.KeyName()})
 	if err != nil {
 		c.t.Fatal(err)
 	}

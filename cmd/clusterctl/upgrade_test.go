@@ -42,8 +42,8 @@ func anUpgradeNode(name, role string, change ...func(*upgradeNode)) upgradeNode 
 	return n
 }
 
-func aWish(change ...func(*planWish)) planWish {
-	w := planWish{release: releases.Manifest{Version: newRelease, Arch: "amd64"}, key: releaseKey}
+func planFor(change ...func(*planOptions)) planOptions {
+	w := planOptions{release: releases.Manifest{Version: newRelease, Arch: "amd64"}, key: releaseKey}
 	for _, do := range change {
 		do(&w)
 	}
@@ -58,37 +58,37 @@ func TestPlanUpgrade(t *testing.T) {
 	for _, tt := range []struct {
 		what  string
 		nodes []upgradeNode
-		wish  planWish
+		wish  planOptions
 		want  string // the order; or what the error says
 	}{
-		{"an agent first, the leader last", five, aWish(), "a1 n2 n3 a2 n1"},
-		{"a canary of the user's", five, aWish(func(w *planWish) { w.canary = "n3" }), "n3 n2 a1 a2 n1"},
-		{"some left out", five, aWish(func(w *planWish) { w.except = []string{"a1", "n2"} }), "a2 n3 n1"},
-		{"servers alone", five[:1:1], aWish(), "n1"},
-		{"a follower is the canary where there is no agent", []upgradeNode{five[0], five[2], five[3]}, aWish(), "n2 n3 n1"},
-		{"those that have it", []upgradeNode{five[0], anUpgradeNode("a1", "agent", hasIt), five[2]}, aWish(), "n3 n1"},
+		{"an agent first, the leader last", five, planFor(), "a1 n2 n3 a2 n1"},
+		{"a canary of the user's", five, planFor(func(w *planOptions) { w.canary = "n3" }), "n3 n2 a1 a2 n1"},
+		{"some left out", five, planFor(func(w *planOptions) { w.except = []string{"a1", "n2"} }), "a2 n3 n1"},
+		{"servers alone", five[:1:1], planFor(), "n1"},
+		{"a follower is the canary where there is no agent", []upgradeNode{five[0], five[2], five[3]}, planFor(), "n2 n3 n1"},
+		{"those that have it", []upgradeNode{five[0], anUpgradeNode("a1", "agent", hasIt), five[2]}, planFor(), "n3 n1"},
 		{"one that is on trial with it", []upgradeNode{five[0], anUpgradeNode("a1", "agent", hasIt, func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
-		})}, aWish(), "a1 n1"},
+		})}, planFor(), "a1 n1"},
 		{"one that is on trial with it, before the canary", []upgradeNode{five[0], five[1], anUpgradeNode("n3", "follower", hasIt, func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
-		}), five[3]}, aWish(), "n3 a2 n2 n1"},
+		}), five[3]}, planFor(), "n3 a2 n2 n1"},
 		{"a leader that is on trial with it", []upgradeNode{anUpgradeNode("n1", "leader", hasIt, func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: newRelease, From: oldRelease}
-		}), five[2], five[3]}, aWish(func(w *planWish) { w.canary = "n3" }), "n1 n3 n2"},
+		}), five[2], five[3]}, planFor(func(w *planOptions) { w.canary = "n3" }), "n1 n3 n2"},
 		{"one that is on trial with another", []upgradeNode{anUpgradeNode("a1", "agent", func(n *upgradeNode) {
 			n.release.Trial = &v1.ReleaseTrial{Version: "v3", From: oldRelease}
-		})}, aWish(), "a1: version v3 is on trial there"},
-		{"one for another machine", []upgradeNode{five[0], anUpgradeNode("a1", "agent", func(n *upgradeNode) { n.release.Arch = "arm64" })}, aWish(),
+		})}, planFor(), "a1: version v3 is on trial there"},
+		{"one for another machine", []upgradeNode{five[0], anUpgradeNode("a1", "agent", func(n *upgradeNode) { n.release.Arch = "arm64" })}, planFor(),
 			"a1: it is linux/arm64, and the file is for linux/amd64"},
-		{"another key", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Keys = nil })}, aWish(), "n1: it does not trust key " + releaseKey + ", which has signed the file (it trusts none)"},
-		{"another key of its own", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Keys, n.release.KeysFrom = []string{"X"}, v1.KeysFromNode })}, aWish(), "--release-keys of that node"},
-		{"one that is not Ready", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.ready = false })}, aWish(), "n1: it is not Ready"},
-		{"one that is dead", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.member.Gossip = "dead" })}, aWish(), "n1: it is not Ready (dead)"},
-		{"one that does not answer", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release, n.problem = nil, "it is away" })}, aWish(), "n1: it is away"},
-		{"one that does not answer, left out", append([]upgradeNode{anUpgradeNode("n9", "follower", func(n *upgradeNode) { n.release = nil })}, five...), aWish(func(w *planWish) { w.except = []string{"n9"} }), "a1 n2 n3 a2 n1"},
-		{"one with an obstacle", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Obstacle = "it was not started so" })}, aWish(), "n1: it was not started so"},
-		{"a name that no member has", five, aWish(func(w *planWish) { w.canary = "n7" }), "n7: no member"},
+		{"another key", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Keys = nil })}, planFor(), "n1: it does not trust key " + releaseKey + ", which has signed the file (it trusts none)"},
+		{"another key of its own", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Keys, n.release.KeysFrom = []string{"X"}, v1.KeysFromNode })}, planFor(), "--release-keys of that node"},
+		{"one that is not Ready", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.ready = false })}, planFor(), "n1: it is not Ready"},
+		{"one that is dead", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.member.Gossip = "dead" })}, planFor(), "n1: it is not Ready (dead)"},
+		{"one that does not answer", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release, n.problem = nil, "it is away" })}, planFor(), "n1: it is away"},
+		{"one that does not answer, left out", append([]upgradeNode{anUpgradeNode("n9", "follower", func(n *upgradeNode) { n.release = nil })}, five...), planFor(func(w *planOptions) { w.except = []string{"n9"} }), "a1 n2 n3 a2 n1"},
+		{"one with an obstacle", []upgradeNode{anUpgradeNode("n1", "leader", func(n *upgradeNode) { n.release.Obstacle = "it was not started so" })}, planFor(), "n1: it was not started so"},
+		{"a name that no member has", five, planFor(func(w *planOptions) { w.canary = "n7" }), "n7: no member"},
 	} {
 		plan, err := planUpgrade(tt.nodes, tt.wish)
 		var order []string
@@ -138,7 +138,7 @@ func TestPlanTable(t *testing.T) {
 	plan, err := planUpgrade([]upgradeNode{
 		anUpgradeNode("n1", "leader"), anUpgradeNode("n2", "follower"), anUpgradeNode("a1", "agent"),
 		anUpgradeNode("n3", "follower", func(n *upgradeNode) { n.release.Version = newRelease }),
-	}, aWish(func(w *planWish) { w.except = []string{"n2"} }))
+	}, planFor(func(w *planOptions) { w.except = []string{"n2"} }))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,9 +45,9 @@ func newUserCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *cobr
 		Use:   "user",
 		Short: "Create and revoke kubeconfigs of users",
 		Long: templates.LongDesc(`
-			A user is a name in a client certificate, and groups beside it. The cluster keeps
-			no list of users: what one may do is said by roles that are bound to the name or
-			to a group.`),
+			Create and revoke kubeconfigs of users. A user is a name in a client certificate, with
+			groups. The cluster keeps no list of users: roles that are bound to the name or to a
+			group define the permissions.`),
 		Run: cmdutil.DefaultSubCommandRun(streams.ErrOut),
 	}
 	cmd.AddCommand(newUserAddCommand(f, streams), newUserRevokeCommand(f, streams), newUserRevokedCommand(f, streams))
@@ -68,20 +68,20 @@ func newUserAddCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *c
 		Use:   "add NAME",
 		Short: "Create a kubeconfig for a user",
 		Long: templates.LongDesc(`
-			Make a key on this machine, have the cluster sign a certificate for it, and write
-			both with the address of the cluster to a kubeconfig. The key never leaves this
-			machine but in that file.
+			Create a key on this machine, let the cluster sign a certificate for it, and write
+			both with the address of the cluster to a kubeconfig. The key is stored only in that
+			file.
 
-			You need the right to create and approve CertificateSigningRequests of the signer
+			It requires permission to create and approve CertificateSigningRequests of the signer
 			kubernetes.io/kube-apiserver-client; administrators have it. The user has no
-			rights until a role is bound to the name or to one of the groups. A certificate
-			can be taken back before it ends, see clusterctl user revoke; unbind the roles of
-			a user who leaves.`),
+			permissions until a role is bound to the name or to one of the groups. A certificate
+			can be revoked before it expires, see clusterctl user revoke; also delete the role
+			bindings of a user who leaves.`),
 		Example: templates.Examples(`
-			# A kubeconfig for jane, in jane.kubeconfig, good for 90 days
+			# A kubeconfig for jane, in jane.kubeconfig, valid for 90 days
 			clusterctl user add jane
 
-			# And the right to change what is in the namespace shop
+			# Permission to edit objects in the namespace shop
 			clusterctl create rolebinding jane --clusterrole=edit --user=jane --namespace=shop
 
 			# A member of a group, for a day, to another file
@@ -152,7 +152,7 @@ func addUser(ctx context.Context, f cmdutil.Factory, streams genericiooptions.IO
 	if _, err := out.Write(text); err != nil {
 		return fmt.Errorf("write the kubeconfig: %w", err)
 	}
-	tellUser(streams.ErrOut, u, cert)
+	printUser(streams.ErrOut, u, cert)
 	return nil
 }
 
@@ -285,8 +285,8 @@ func kubeconfigOf(cluster *clientcmdapi.Cluster, user string, cert, key []byte) 
 	return clientcmd.Write(*config)
 }
 
-// tellUser says what was made and what comes next.
-func tellUser(w io.Writer, u newUser, cert []byte) {
+// printUser says what was made and what comes next.
+func printUser(w io.Writer, u newUser, cert []byte) {
 	end := "?"
 	if block, _ := pem.Decode(cert); block != nil {
 		if parsed, err := x509.ParseCertificate(block.Bytes); err == nil {

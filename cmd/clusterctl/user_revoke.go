@@ -29,7 +29,7 @@ func newUserRevokeCommand(f cmdutil.Factory, streams genericiooptions.IOStreams)
 
 			The user of admin.kubeconfig is called admin: each server issues itself a new one.`),
 		Example: templates.Examples(`
-			# The laptop with jane's kubeconfig is gone
+			# The laptop with jane's kubeconfig was stolen
 			clusterctl user revoke jane
 			clusterctl user add jane
 

@@ -64,7 +64,7 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
 		defer m.parts.agent.Store(true)
 		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
-	}, tellNotReady(m.log, m.cfg.Name, who))
+	}, reportNotReady(m.log, m.cfg.Name, who))
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -101,7 +101,7 @@ func serversAsk(do http.HandlerFunc) http.HandlerFunc {
 // serversOwn is serversAsk for what only servers may do that say for whom they ask.
 func serversOwn(do http.HandlerFunc) http.HandlerFunc {
 	return serversAsk(func(w http.ResponseWriter, r *http.Request) {
-		if transport.Unsaid(r.Context()) {
+		if transport.CallerUnknown(r.Context()) {
 			refuse(w, http.StatusForbidden, "the server that asks runs a version that does not say for whom it asks: upgrade it first, or ask through another server")
 			return
 		}
@@ -184,15 +184,15 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	a.undo = append(a.undo, func() { containers.Close() })
 	client, err := kubernetes.NewForConfig(clients.agent)
 	if err != nil {
-		return nil, fmt.Errorf("make the agent's client: %w", err)
+		return nil, fmt.Errorf("agent's client: %w", err)
 	}
 	heartbeat, err := kubernetes.NewForConfig(clients.heartbeat)
 	if err != nil {
-		return nil, fmt.Errorf("make the agent's client: %w", err)
+		return nil, fmt.Errorf("agent's client for heartbeats: %w", err)
 	}
 	events, err := kubernetes.NewForConfig(clients.events)
 	if err != nil {
-		return nil, fmt.Errorf("make the agent's client: %w", err)
+		return nil, fmt.Errorf("agent's client for events: %w", err)
 	}
 	addr, nodeIPs := cfg.addr().Addr(), cfg.nodeIPs(log)
 	seen, err := watches.New(client)
@@ -202,7 +202,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	a.parts = append(a.parts, seen.Run)
 	reader, err := kubernetes.NewForConfig(clients.network)
 	if err != nil {
-		return nil, fmt.Errorf("make the network's client: %w", err)
+		return nil, fmt.Errorf("agent's client for the network: %w", err)
 	}
 	var network *podnetwork.Network
 	attached := func(uid types.UID) bool { return network.Attached(string(uid)) } // asked when all parts run

@@ -37,14 +37,14 @@ type agentNode struct {
 	idMu    sync.Mutex // guards id.cert and id.trust, and pki/ on disk
 	trust   pki.LiveTrust
 	cert    atomic.Pointer[tls.Certificate]
-	renew   chan struct{} // holds a word when the certificate is to be looked at
+	renew   chan struct{} // is signalled (capacity 1) when the certificate is to be looked at
 	port    *transport.Port
 	log     *slog.Logger
 	tid     transport.Identity
 	servers *servers.List
-	// again takes why this process is to be started again.
-	again chan error
-	// promoted holds a word when the servers said that this node is one of them.
+	// reexecCh takes why this process is to be started again.
+	reexecCh chan error
+	// promoted is signalled (capacity 1) when the servers said that this node is one of them.
 	promoted chan struct{}
 }
 
@@ -62,7 +62,7 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
-	n := &agentNode{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), again: make(chan error, 1), renew: make(chan struct{}, 1)}
+	n := &agentNode{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), reexecCh: make(chan error, 1), renew: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		KnownRemoved: removed, SaveRemoved: n.dir.writeRemovedServers,
 		Cut: func(id string) {
 			log.Warn("a server was removed from the cluster: this node refuses it from now on", "id", id)
-			n.port.Cut(id)
+			n.port.CloseConns(id)
 		},
 		Role: func(role pki.Role) {
 			if role != pki.Server {
@@ -116,7 +116,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 			default:
 			}
 		},
-		Trust:       n.learn,
+		Trust:       n.applyTrustBundle,
 		TrustNumber: n.trustNumber,
 		Warn:        func(msg string, err error) { log.Warn(msg, "err", err) },
 	})
@@ -148,18 +148,18 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	traced := tracedClient(cfg, n.client(way), tracer)
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
 		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, tracer: tracer}, n.cert.Load)
-	}, tellNotReady(log, cfg.Name, n.client(way)))
+	}, reportNotReady(log, cfg.Name, n.client(way)))
 	keeper.tries = setupTries
 	program, err := newNodeRelease(cfg, log)
 	if err != nil {
 		return err
 	}
-	program.clusterKeys, program.agentRuns, program.again = n.releaseKeys, keeper.runs, n.again
+	program.clusterKeys, program.agentRuns, program.reexecCh = n.releaseKeys, keeper.runs, n.reexecCh
 	program.storeReady = func(context.Context) bool { return true }
 	g.add("upgrade", program.run)
 	g.add("next program", func(ctx context.Context) error {
 		select {
-		case err := <-n.again:
+		case err := <-n.reexecCh:
 			return err
 		case <-ctx.Done():
 			return nil
@@ -171,11 +171,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return tunnel.Keep(ctx, tunnel.Config{
 			Servers: n.servers.All,
 			Dial: func(ctx context.Context, s join.ServerAddr) (net.Conn, error) {
-				c, err := n.tid.Dial(ctx, s.Addr, s.ID, transport.Tunnel)
-				if err != nil {
-					return nil, err
-				}
-				return c, nil
+				return n.tid.Dial(ctx, s.Addr, s.ID, transport.Tunnel)
 			},
 			Serve: func(ctx context.Context, ln net.Listener) error {
 				return serveHTTP(log, transport.Calls(ln), calls)(ctx)
@@ -200,7 +196,7 @@ func (n *agentNode) calls(agent http.Handler, program *nodeRelease) http.Handler
 	mux.Handle("/", agent)
 	mux.HandleFunc("GET "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
 	mux.HandleFunc("POST "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
-		n.servers.Poke()
+		n.servers.RequestRefresh()
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	return mux
@@ -231,7 +227,7 @@ func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 func (n *agentNode) keepCert(ctx context.Context) error {
 	for {
 		cert := n.cert.Load().Leaf
-		wait := min(time.Minute, pki.LookAgain(cert))
+		wait := min(time.Minute, pki.RenewalCheckInterval(cert))
 		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) {
 			cert, err := n.renewCert(ctx)
 			switch {
@@ -282,7 +278,7 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 		return nil, err
 	}
 	if answer.Trust != nil && known {
-		n.learn(*answer.Trust)
+		n.applyTrustBundle(*answer.Trust)
 	}
 	n.idMu.Lock()
 	defer n.idMu.Unlock()
@@ -291,7 +287,7 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 	}
 	n.id.cert = cert
 	n.useIdentity()
-	n.servers.Poke() // it may be what others wait for
+	n.servers.RequestRefresh() // it may be what others wait for
 	return cert, nil
 }
 
@@ -307,36 +303,36 @@ func (n *agentNode) useIdentity() {
 	n.cert.Store(n.id.tlsCertificate())
 }
 
-// learn takes up the authorities that the servers trust, unless it is an old state. The word comes
+// applyTrustBundle takes up the authorities that the servers trust, unless it is an old state. The bundle comes
 // from a server whose key this node knows: it takes more than the authority's
 // key to tell agents of another authority.
-func (n *agentNode) learn(word join.TrustWord) {
+func (n *agentNode) applyTrustBundle(b join.TrustBundle) {
 	n.idMu.Lock()
 	defer n.idMu.Unlock()
 	had := n.id.trust
-	if word.Number <= had.Number {
+	if b.Number <= had.Number {
 		return
 	}
-	next, err := word.Trust()
+	next, err := b.Trust()
 	if err == nil {
 		id := *n.id
 		id.trust = next
 		err = n.dir.replaceIdentity(&id)
 	}
 	if err != nil {
-		n.log.Warn("the servers' CA bundle was not applied", "number", word.Number, "err", err)
+		n.log.Warn("the servers' CA bundle was not applied", "number", b.Number, "err", err)
 		return
 	}
 	n.id.trust = next
 	n.useIdentity()
-	n.log.Info("this node follows the exchange of the authority", "number", word.Number, "authorities", len(next.Whole()))
+	n.log.Info("this node follows the exchange of the authority", "number", b.Number, "authorities", len(next.Whole()))
 	select {
 	case n.renew <- struct{}{}:
 	default:
 	}
-	n.servers.Poke()
+	n.servers.RequestRefresh()
 	if had.DropsAny(next) {
-		n.port.CutDistrusted(n.knows)
+		n.port.CloseUntrusted(n.knows)
 	}
 }
 
@@ -356,11 +352,7 @@ func (n *agentNode) askMembership(ctx context.Context) error {
 	for _, s := range n.servers.All() {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {
-			c, err := n.tid.Dial(ctx, s.Addr, s.ID, transport.Join)
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
+			return n.tid.Dial(ctx, s.Addr, s.ID, transport.Join)
 		}, n.id.nodeID())
 		cancel()
 		if err == nil && answer.Removed != nil {

@@ -326,8 +326,7 @@ func fewVoters(name string, few *raftstore.QuorumError, records []join.Record) e
 func (a *clusterAPI) putRole(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	var req v1.RoleRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	role := pki.Role(req.Role)
@@ -367,8 +366,7 @@ func (a *clusterAPI) putRole(w http.ResponseWriter, r *http.Request) {
 // putVoters sets how many voters the cluster is to have.
 func (a *clusterAPI) putVoters(w http.ResponseWriter, r *http.Request) {
 	var req v1.VotersRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	switch err := join.SetWantedVoters(r.Context(), a.store, req.Voters); {
@@ -401,8 +399,7 @@ func (a *clusterAPI) getTokens(w http.ResponseWriter, r *http.Request) {
 func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 	var req v1.TokenRequest
 	if r.ContentLength != 0 {
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-			refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+		if !decode(w, r, smallRequest, &req) {
 			return
 		}
 	}
@@ -414,7 +411,7 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	wish := join.TokenWish{Role: pki.Role(cmp.Or(req.Role, v1.TokenServer)), Uses: 1, TTL: ttl, Name: req.Name}
+	wish := join.TokenOptions{Role: pki.Role(cmp.Or(req.Role, v1.TokenServer)), Uses: 1, TTL: ttl, Name: req.Name}
 	if wish.Role != pki.Server && wish.Role != pki.Agent {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("role %q: give %s or %s", req.Role, v1.TokenServer, v1.TokenAgent))
 		return
@@ -428,7 +425,7 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 	}
 	var err error
 	if wish.From, err = tokenOrigins(req.From); err == nil {
-		err = wish.Check()
+		err = wish.Validate()
 	}
 	if err != nil {
 		refuse(w, http.StatusBadRequest, err.Error())
@@ -462,6 +459,18 @@ func reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	json.NewEncoder(w).Encode(v)
+}
+
+// smallRequest bounds the body of a request in bytes, but for the few that are larger.
+const smallRequest = 64 << 10
+
+// decode reads a request of at most limit bytes, or refuses it.
+func decode(w http.ResponseWriter, r *http.Request, limit int64, into any) bool {
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit)).Decode(into)
+	if err != nil {
+		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	}
+	return err == nil
 }
 
 func refuse(w http.ResponseWriter, status int, message string) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -31,8 +30,7 @@ func askingMachine(m join.Asking) v1.AskingMachine {
 
 func (a *clusterAPI) postApproval(w http.ResponseWriter, r *http.Request) {
 	var req v1.Approval
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	role := pki.Role(req.Role)

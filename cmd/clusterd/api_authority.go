@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -157,11 +156,8 @@ func authorityRequest(w http.ResponseWriter, r *http.Request) (req v1.AuthorityR
 	if r.ContentLength == 0 {
 		return req, true
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
-		return req, false
-	}
-	return req, true
+	ok = decode(w, r, smallRequest, &req)
+	return req, ok
 }
 
 // postAuthorityFinish ends the grace of the exchange that is meant.

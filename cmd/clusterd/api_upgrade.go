@@ -118,8 +118,7 @@ func (a *clusterAPI) getRollout(w http.ResponseWriter, r *http.Request) {
 
 func (a *clusterAPI) putRollout(w http.ResponseWriter, r *http.Request) {
 	var rollout v1.Rollout
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<20)).Decode(&rollout); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, 4<<20, &rollout) {
 		return
 	}
 	if rollout.ID == "" || rollout.Version == "" {
@@ -148,7 +147,7 @@ func (a *clusterAPI) getReleaseKeys(w http.ResponseWriter, r *http.Request) {
 
 func (a *clusterAPI) postReleaseKey(w http.ResponseWriter, r *http.Request) {
 	var req v1.ReleaseKey
-	if !decode(w, r, &req) {
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	if _, err := upgrade.Parse([]string{req.Key}); err != nil {
@@ -205,7 +204,7 @@ func (m *Main) newNodeRelease(agent *agentKeeper) (*nodeRelease, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.clusterKeys, n.agentRuns, n.again = m.releaseKeys, agent.runs, m.again
+	n.clusterKeys, n.agentRuns, n.reexecCh = m.releaseKeys, agent.runs, m.reexecCh
 	n.storeReady = func(ctx context.Context) bool {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "/", nil)
 		return err == nil && m.storeReady(req) == nil

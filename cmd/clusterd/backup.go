@@ -173,10 +173,10 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 			return err
 		}
 		epoch := raftstore.NewEpoch(c.Epoch)
-		life := join.Life{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
+		life := join.RestorePlan{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
 			ID: id.nodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
 		}}
-		t, err := life.Begin(k)
+		t, err := life.Apply(k)
 		if err != nil {
 			return err
 		}
@@ -237,8 +237,8 @@ func restoredIdentity(cfg Config, trust *pki.Trust, now time.Time) (*identity, e
 	return id, err
 }
 
-// tellRestored says what a person should know after a restore.
-func tellRestored(w io.Writer, cfg Config, c *backup.Content) {
+// printRestoreSummary says what a person should know after a restore.
+func printRestoreSummary(w io.Writer, cfg Config, c *backup.Content) {
 	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join again (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
 		cfg.Name, c.Cluster, c.Taken.Format(time.RFC3339), c.Digest.Keys)
 	if missing, err := c.MissingSealKeys(); err == nil && len(missing) > 0 {

@@ -50,7 +50,7 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wish := authority.Wish{Now: had, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(ca.Cert)}, Maker: "n1"}
+	wish := authority.Request{Now: had, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(ca.Cert)}, Maker: "n1"}
 	if err := authority.Begin(ctx, was, wish, now); err != nil {
 		t.Fatal(err)
 	}

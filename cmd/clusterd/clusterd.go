@@ -11,12 +11,10 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -24,6 +22,7 @@ import (
 	"k8s.io/component-base/tracing"
 
 	"github.com/clusterd/clusterd/agent/image"
+	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/auth"
 	"github.com/clusterd/clusterd/apis/server/budget"
@@ -79,16 +78,16 @@ type Main struct {
 
 	clusterAPI *clusterAPI
 	// seal encrypts secrets at rest with the cluster's own keys; atRest decides where it
-	// does, and where the providers of an EncryptionConfiguration do; resealNow holds a
-	// word when their keys changed; resealed is how far the leader has come.
+	// does, and where the providers of an EncryptionConfiguration do; resealNow is signalled (capacity 1)
+	// when their keys changed; resealed is how far the leader has come.
 	seal      *kubestore.Seal
 	atRest    *atrest.Sealing
 	resealNow chan struct{}
 	resealed  atomic.Pointer[resealState]
-	// refused holds a word when a member did not take a stream of this one.
+	// refused is signalled (capacity 1) when a member did not take a stream of this one.
 	refused chan struct{}
-	// again holds why this process is to be started again.
-	again chan error
+	// reexecCh holds why this process is to be started again.
+	reexecCh chan error
 
 	// parts is how far the parts of this server are.
 	parts serverParts
@@ -104,7 +103,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), again: make(chan error, 1), metrics: newMetrics()}
+	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), reexecCh: make(chan error, 1), metrics: newMetrics()}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -314,13 +313,13 @@ func (m *Main) newClusterAPI() *clusterAPI {
 	}
 }
 
-// restart writes a recovery down and lets Run end with a *restartError.
+// restart writes a recovery down and lets Run end with a *reexecError.
 func (m *Main) restart(r recoveryOrder) error {
 	if err := m.dir.writeRecovery(r); err != nil {
 		return err
 	}
 	select {
-	case m.again <- &restartError{"this node begins epoch " + r.Epoch.String() + " of the store", m.cfg.Data}:
+	case m.reexecCh <- &reexecError{"this node begins epoch " + r.Epoch.String() + " of the store", m.cfg.Data}:
 	default: // it is about to
 	}
 	return nil
@@ -353,7 +352,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("role", m.keepRole)
 	g.add("recovery", func(ctx context.Context) error {
 		select {
-		case err := <-m.again:
+		case err := <-m.reexecCh:
 			return err
 		case <-ctx.Done():
 			return nil
@@ -366,7 +365,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
-	g.add("held back writers", m.tellHeldBack)
+	g.add("held back writers", m.warnHeldBackWriters)
 	g.add("seal", m.keepSeal)
 	g.add("encryption", m.atRest.Run)
 	keeper := m.newAgentKeeper()
@@ -445,10 +444,10 @@ func (m *Main) joinServer() *join.Server {
 		SealKeys: m.exchange.retired,
 		OwnSeals: m.exchange.ownSeals,
 		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
-			return authority.Has(ctx, m.store, id, number, may)
+			return authority.RecordState(ctx, m.store, id, number, may)
 		},
 		NoteSeparate: func(ctx context.Context, id string, may func() bool) error {
-			return authority.KnowsSeparate(ctx, m.store, id, may)
+			return authority.RecordSeparateSupport(ctx, m.store, id, may)
 		},
 		GossipKeys:  m.gossipKeys.tell,
 		Epoch:       m.store.Epoch(),
@@ -483,9 +482,7 @@ func (m *Main) waitNodeReady(ctx context.Context) error {
 		if err != nil {
 			return false, nil
 		}
-		return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}), nil
+		return core.NodeReady(node), nil
 	})
 }
 
@@ -493,7 +490,7 @@ func (m *Main) waitNodeReady(ctx context.Context) error {
 func (m *Main) keepCert(ctx context.Context) error {
 	for {
 		select {
-		case <-time.After(min(time.Hour, pki.LookAgain(m.cert.Load().Leaf))):
+		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
 		case <-ctx.Done():
 			return nil
 		}

@@ -84,7 +84,7 @@ func initCommand() *cobra.Command {
 				if err := prepareRestore(cfg, content); err != nil {
 					return err
 				}
-				tellRestored(cmd.ErrOrStderr(), cfg, content)
+				printRestoreSummary(cmd.ErrOrStderr(), cfg, content)
 				cfg.File = ""                                 // what it says is in the data folder now
 				if err := cfg.load(cmd.Flags()); err != nil { // the snapshot's settings
 					return err

@@ -245,7 +245,7 @@ func defaultConfig() Config {
 		RaftLog:            string(raftstore.LogEngines[0]),
 		StoreFormatAfter:   Duration{24 * time.Hour},
 		StoreQuota:         "8Gi",
-		PodUserIDs:         users.DefaultArea.String(),
+		PodUserIDs:         users.DefaultIDRange.String(),
 		StoreHistoryAge:    Duration{time.Hour},
 		StoreHistorySize:   "64Mi",
 		StoreWriterWindow:  Duration{time.Minute},

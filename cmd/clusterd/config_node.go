@@ -170,7 +170,7 @@ func (c *Config) podUserIDs() (users.Range, error) {
 	if c.PodUserIDs == "none" {
 		return users.Range{}, nil
 	}
-	ids, err := users.ParseArea(c.PodUserIDs)
+	ids, err := users.ParseIDRange(c.PodUserIDs)
 	if err != nil {
 		return ids, fmt.Errorf("--pod-user-ids: %w", err)
 	}

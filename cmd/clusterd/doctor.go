@@ -192,7 +192,7 @@ func askCluster(ctx context.Context, kubeconfig string, c *doctor.Cluster) error
 func runFirst(cmd *cobra.Command, cfg Config, ready func(context.Context, *Main) error) error {
 	err := run(cmd.Context(), cfg, ready)
 	var gone *goneError
-	var again *restartError
+	var again *reexecError
 	if err != nil && !errors.As(err, &gone) && !errors.As(err, &again) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "clusterd: if the cause is unclear, `clusterd doctor` checks this machine")
 	}

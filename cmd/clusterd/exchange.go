@@ -97,11 +97,7 @@ func (x *exchange) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 		}
 		attempt, cancel := context.WithTimeout(ctx, keysTimeout)
 		keys, err := join.FetchKeys(attempt, func(ctx context.Context) (net.Conn, error) {
-			c, err := m.tid.Dial(ctx, m.serverAddr(rec.ID), rec.ID, transport.Member)
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
+			return m.tid.Dial(ctx, m.serverAddr(rec.ID), rec.ID, transport.Member)
 		})
 		cancel()
 		if err != nil || keys.Trust == nil {
@@ -131,7 +127,7 @@ func (x *exchange) adopt(next *pki.Trust, now time.Time) error {
 	}
 	if had.DropsAny(next) {
 		// Keys that have a record are the members', no matter which authority signed for them.
-		m.port.CutDistrusted(m.rights.recordedKey)
+		m.port.CloseUntrusted(m.rights.recordedKey)
 	}
 	return nil
 }
@@ -284,12 +280,12 @@ func (m *Main) writeKubeconfig() error {
 
 // make makes successors of the authorities for these purposes, or those that are their
 // first own ones, and has begin name them to the cluster. Their keys are on disk before.
-func (x *exchange) make(of []pki.Purpose, begin func(authority.Wish) error) error {
+func (x *exchange) make(of []pki.Purpose, begin func(authority.Request) error) error {
 	m := x.main
 	x.making.Lock()
 	defer x.making.Unlock()
 	now, trust := time.Now(), m.trust.Load()
-	wish := authority.Wish{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: m.id.nodeID()}
+	wish := authority.Request{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: m.id.nodeID()}
 	var made []string
 	drop := func(err error) error {
 		for _, id := range made {
@@ -321,7 +317,7 @@ func (x *exchange) make(of []pki.Purpose, begin func(authority.Wish) error) erro
 
 // begin begins an exchange.
 func (x *exchange) begin(ctx context.Context, of []pki.Purpose, grace time.Duration, finish bool) error {
-	return x.make(of, func(w authority.Wish) error {
+	return x.make(of, func(w authority.Request) error {
 		w.Grace, w.Finish = grace, finish
 		return authority.Begin(ctx, x.main.store, w, time.Now())
 	})
@@ -335,15 +331,15 @@ func (m *Main) leadExchange(ctx context.Context) error {
 		Store: m.store,
 		Log:   room(m.log, "authority"),
 		Make: func(ctx context.Context, of []pki.Purpose) error {
-			err := m.exchange.make(of, func(w authority.Wish) error {
-				return authority.BeginAgain(ctx, m.store, w, time.Now())
+			err := m.exchange.make(of, func(w authority.Request) error {
+				return authority.RetryWithNewKeys(ctx, m.store, w, time.Now())
 			})
 			if errors.Is(err, authority.ErrUnderWay) {
 				return nil // one that has its key
 			}
 			return err
 		},
-		Poke: func(name string) {
+		Refresh: func(name string) {
 			poking.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, progressTimeout)
 				defer cancel()

@@ -105,7 +105,7 @@ func (g *gossipKeys) follow(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
-	return gossipkey.Has(ctx, m.store, m.id.nodeID(), state.Number)
+	return gossipkey.RecordState(ctx, m.store, m.id.nodeID(), state.Number)
 }
 
 // ringOf finds the keys that a state names: here, or with another server.
@@ -165,11 +165,7 @@ func (g *gossipKeys) ask(ctx context.Context, addr netip.AddrPort, want string) 
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	keys, err := join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
-		c, err := g.main.tid.Dial(ctx, addr, want, transport.Member)
-		if err != nil {
-			return nil, err
-		}
-		return c, nil
+		return g.main.tid.Dial(ctx, addr, want, transport.Member)
 	})
 	if err != nil {
 		return gossipkey.Ring{}, err
@@ -262,7 +258,7 @@ func (a *clusterAPI) getGossipKey(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	wished, err := gossipkey.Wished(r.Context(), a.store)
+	wished, err := gossipkey.LastRequest(r.Context(), a.store)
 	if err != nil {
 		fail(w, err)
 		return
@@ -291,7 +287,7 @@ func gossipKeyStatus(state gossipkey.State, servers []gossipkey.Server) v1.Gossi
 
 // postGossipKey asks the leader for another key.
 func (a *clusterAPI) postGossipKey(w http.ResponseWriter, r *http.Request) {
-	if err := gossipkey.Wish(r.Context(), a.store, "an administrator asked for it"); err != nil {
+	if err := gossipkey.RequestRotation(r.Context(), a.store, "an administrator asked for it"); err != nil {
 		fail(w, err)
 		return
 	}

@@ -70,9 +70,9 @@ func (g *group) run(ctx context.Context) error {
 	case <-ctx.Done():
 	case e := <-ended:
 		first = fmt.Errorf("%s: %w", e.name, e.err)
-		var again *restartError
+		var again *reexecError
 		if errors.As(e.err, &again) {
-			g.log.Info("this node begins again", "why", again.why)
+			g.log.Info("restarting clusterd", "why", again.why)
 		} else {
 			g.log.Error("a part of the node ended, stopping the rest", "part", e.name, "err", e.err)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -73,6 +74,26 @@ func TestHelpGroupsFlags(t *testing.T) {
 	if out := help("containers"); !strings.Contains(out, "\nFlags:\n") {
 		t.Errorf("clusterd containers --help:\n%s", out)
 	}
+}
+
+// TestHelpWords: help speaks the field's language (HOUSE.md, section 6).
+func TestHelpWords(t *testing.T) {
+	avoided := regexp.MustCompile(`(?i)\b(folders?|anew|processors?|tells?|told|whoever|nobody|goes on|sealed|exchanged?|strangers?)\b`)
+	flagName := regexp.MustCompile(`--[a-z-]+`) // names stay
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		if c.Hidden {
+			return
+		}
+		text := c.Use + "\n" + c.Short + "\n" + c.Long + "\n" + c.Example + "\n" + c.LocalFlags().FlagUsages()
+		for _, word := range avoided.FindAllString(flagName.ReplaceAllString(text, ""), -1) {
+			t.Errorf("%s: %q in its help", c.CommandPath(), word)
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(rootCommand())
 }
 
 // TestHiddenFlagsAreAccepted: a script may pass a node's flags to each command.

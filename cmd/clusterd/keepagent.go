@@ -116,9 +116,9 @@ func (k *agentKeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // agentFailed is the reason of a Ready condition without an agent.
 const agentFailed = "AgentFailed"
 
-// tellNotReady writes into the Node why it takes no pods. The agent's own
+// reportNotReady writes into the Node why it takes no pods. The agent's own
 // status follows once it runs again.
-func tellNotReady(log *slog.Logger, name string, clients *rest.Config) func(context.Context, error) {
+func reportNotReady(log *slog.Logger, name string, clients *rest.Config) func(context.Context, error) {
 	events := setupEvents{node: name}
 	return func(ctx context.Context, why error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -28,15 +28,15 @@ import (
 // lead runs what only the leader may run, each time this node becomes it, and
 // waits for all of it to end before it can lead again.
 func (m *Main) lead(ctx context.Context) error {
-	word := m.store.LeaderCh()
-	for heard(ctx, word, true) {
+	leaderCh := m.store.LeaderCh()
+	for waitLeadership(ctx, leaderCh, true) {
 		m.log.Info("this node leads the cluster")
 		since := time.Now()
 		m.parts.leading(&since)
 		term, over := context.WithCancel(ctx)
 		var listener sync.WaitGroup
 		listener.Go(func() {
-			heard(ctx, word, false)
+			waitLeadership(ctx, leaderCh, false)
 			over()
 		})
 		for term.Err() == nil {
@@ -56,12 +56,12 @@ func (m *Main) lead(ctx context.Context) error {
 	return nil
 }
 
-// heard waits for the store's message that this node leads, or does not any more. It
+// waitLeadership waits for the store's message that this node leads, or does not any more. It
 // returns false when there will be no such message.
-func heard(ctx context.Context, word <-chan bool, want bool) bool {
+func waitLeadership(ctx context.Context, leaderCh <-chan bool, want bool) bool {
 	for {
 		select {
-		case leads, open := <-word:
+		case leads, open := <-leaderCh:
 			if !open {
 				return false
 			}

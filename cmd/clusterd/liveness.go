@@ -118,11 +118,7 @@ func (p *peers) dial(ctx context.Context, id string, addr netip.AddrPort) (net.C
 	if err == nil {
 		return c, nil
 	}
-	direct, err := p.id.Dial(ctx, addr, id, transport.Node)
-	if err != nil {
-		return nil, err
-	}
-	return direct, nil
+	return p.id.Dial(ctx, addr, id, transport.Node)
 }
 
 // errNoSuchCall is returned by call when the node knows none of that path.

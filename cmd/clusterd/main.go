@@ -30,10 +30,10 @@ func main() {
 	if err == nil {
 		err = rootCommand().ExecuteContext(ctx)
 	}
-	var again *restartError
+	var again *reexecError
 	if errors.As(err, &again) {
 		fmt.Fprintln(os.Stderr, "clusterd:", again)
-		err = runAgain(again.data)
+		err = reexec(again.data)
 	}
 	if err == nil {
 		return
@@ -46,10 +46,10 @@ func main() {
 	os.Exit(1)
 }
 
-// runAgain replaces this process's program by the one that is installed now,
+// reexec replaces this process's program by the one that is installed now,
 // so that the pid stays. What was given to `clusterd run` is given again;
 // `init` and `join` have written theirs down.
-func runAgain(data string) error {
+func reexec(data string) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err

@@ -77,7 +77,7 @@ func (m *Main) watchMembership(ctx context.Context) error {
 			if err := m.dir.writeRecovery(*adopt); err != nil {
 				return err
 			}
-			return &restartError{"this node starts over in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
+			return &reexecError{"this node starts over in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
 		}
 	}
 }
@@ -122,11 +122,7 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 	for _, addr := range slices.Compact(addrs) {
 		asking.Go(func() {
 			dial := func(ctx context.Context) (net.Conn, error) {
-				c, err := m.tid.Dial(ctx, addr, "", transport.Join)
-				if err != nil {
-					return nil, err
-				}
-				return c, nil
+				return m.tid.Dial(ctx, addr, "", transport.Join)
 			}
 			answer, err := join.AskMembershipStatus(ctx, dial, m.id.nodeID())
 			if err != nil {

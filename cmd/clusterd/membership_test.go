@@ -222,7 +222,7 @@ func TestStartDemoted(t *testing.T) {
 		t.Errorf("by a foreign authority: %v; %s", err, s.untouched())
 	}
 	p.signer = s.ca
-	var again *restartError
+	var again *reexecError
 	if err := s.starts(p); !errors.As(err, &again) {
 		t.Fatalf("by its own: %v", err)
 	}

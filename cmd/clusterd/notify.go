@@ -15,7 +15,7 @@ import (
 // A manager that cannot be reached is logged: the node runs all the same.
 func notifySystemd(ctx context.Context, log *slog.Logger, status string) error {
 	// The library removes nothing from the environment (false): a clusterd that
-	// replaces its own program by exec, see runAgain, notifies again.
+	// replaces its own program by exec, see reexec, notifies again.
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady+"\nSTATUS="+status); err != nil {
 		log.Warn("the service manager could not be notified", "err", err)
 	}

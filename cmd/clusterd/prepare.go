@@ -74,7 +74,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		if err != nil {
 			return err
 		}
-		wish := join.Wish{Server: server, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version()}
+		wish := join.Options{Server: server, Name: cfg.Name, Addr: cfg.addr(), Key: key, Version: version()}
 		if token != nil {
 			wish.Token = *token
 		} else if wish.Token, err = approval(ctx, wish, progress); err != nil {
@@ -120,7 +120,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 
 // approval asks to join without a token, shows the code, and waits until a person has
 // repeated it to the cluster.
-func approval(ctx context.Context, wish join.Wish, progress io.Writer) (pki.Token, error) {
+func approval(ctx context.Context, wish join.Options, progress io.Writer) (pki.Token, error) {
 	var code string
 	token, err := retryUntil(ctx, progress, func(ctx context.Context) (token pki.Token, err error) {
 		token, code, err = join.AskToJoin(ctx, wish)

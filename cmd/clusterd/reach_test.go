@@ -78,7 +78,7 @@ func TestReachKeepsConnections(t *testing.T) {
 	if n := conns.Load(); n != 1 {
 		t.Errorf("six questions took %d connections", n)
 	}
-	port.Cut(leaderID)
+	port.CloseConns(leaderID)
 	if err := p.askReach(ctx, "n2", "a1"); err != nil {
 		t.Errorf("after the connection broke: %v", err)
 	}

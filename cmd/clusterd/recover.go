@@ -157,8 +157,7 @@ func (a *clusterAPI) getRecovery(w http.ResponseWriter, r *http.Request) {
 // The others that are kept learn of it when they ask why they have no leader.
 func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 	var wish v1.RecoveryRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&wish); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, 1<<20, &wish) {
 		return
 	}
 	s, err := a.makeSurvey(r.Context())

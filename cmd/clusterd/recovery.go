@@ -25,11 +25,11 @@ type recoveryOrder struct {
 	Asked time.Time `json:"asked"`
 }
 
-// restartError ends a node that is to be started again at once, in the same
+// reexecError ends a node that is to be started again at once, in the same
 // process.
-type restartError struct{ why, data string }
+type reexecError struct{ why, data string }
 
-func (e *restartError) Error() string { return e.why }
+func (e *reexecError) Error() string { return e.why }
 
 func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
 
@@ -104,7 +104,7 @@ func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 		return err
 	}
 	k = k.Rebase(recovery.RevisionGap)
-	t, err := join.Life{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Begin(k)
+	t, err := join.RestorePlan{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Apply(k)
 	if err != nil {
 		return err
 	}

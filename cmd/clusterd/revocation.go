@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -66,8 +65,7 @@ const maxUserName = 253
 
 func (a *clusterAPI) postRevocation(w http.ResponseWriter, r *http.Request) {
 	var req v1.RevocationRequest
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4096)).Decode(&req); err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	if why := revocable(req); why != "" {

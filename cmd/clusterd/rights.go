@@ -213,7 +213,7 @@ func (m *Main) keepRights(ctx context.Context) error {
 			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
 		}
 		m.rights.note(id, r)
-		m.port.Cut(id)
+		m.port.CloseConns(id)
 		m.members.Forget(id)
 		if ids := m.rights.remember(id, r); ids != nil {
 			if err := m.dir.writeFormerServers(ids); err != nil {

@@ -37,7 +37,7 @@ import (
 const rolePeriod = 2 * time.Second
 
 // keepRole waits until the servers say that this agent is a server, and makes it
-// one. It returns a *restartError.
+// one. It returns a *reexecError.
 func (n *agentNode) keepRole(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -47,7 +47,7 @@ func (n *agentNode) keepRole(ctx context.Context) error {
 	for {
 		err := n.becomeServer(ctx)
 		if err == nil {
-			return &restartError{"this node was promoted and goes on as a server", n.cfg.Data}
+			return &reexecError{"this node was promoted and goes on as a server", n.cfg.Data}
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -104,7 +104,7 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 }
 
 // keepRole waits until this server's record says that it is an agent, as far as
-// this member knows, and makes it one. It returns a *restartError.
+// this member knows, and makes it one. It returns a *reexecError.
 func (m *Main) keepRole(ctx context.Context) error {
 	tick := slack.NewTicker(rolePeriod)
 	defer tick.Stop()
@@ -124,11 +124,11 @@ func (m *Main) keepRole(ctx context.Context) error {
 	}
 }
 
-// tryBecomeAgent returns a *restartError once this node is an agent; nil: it is to
+// tryBecomeAgent returns a *reexecError once this node is an agent; nil: it is to
 // be tried again.
 func (m *Main) tryBecomeAgent(ctx context.Context) error {
 	err := m.becomeAgent(ctx, m.memberAddrs())
-	var again *restartError
+	var again *reexecError
 	if errors.As(err, &again) {
 		return err
 	}
@@ -139,17 +139,13 @@ func (m *Main) tryBecomeAgent(ctx context.Context) error {
 }
 
 // becomeAgent puts an agent's identity into the data folder, and returns a
-// *restartError. What only servers have is removed by the agent's start.
+// *reexecError. What only servers have is removed by the agent's start.
 func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 	var errs []error
 	for _, addr := range addrs {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		cert, answer, err := join.Renew(attempt, func(ctx context.Context) (net.Conn, error) {
-			c, err := m.tid.Dial(ctx, addr, "", transport.Join)
-			if err != nil {
-				return nil, err
-			}
-			return c, nil
+			return m.tid.Dial(ctx, addr, "", transport.Join)
 		}, m.cfg.Name, m.id.key, func(*join.Certificate) *pki.Trust { return m.trust.Load() })
 		cancel()
 		if err == nil && pki.NodeRole(cert) != pki.Agent {
@@ -173,7 +169,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		if err != nil {
 			return err
 		}
-		return &restartError{"this node was demoted and goes on as an agent", m.cfg.Data}
+		return &reexecError{"this node was demoted and goes on as an agent", m.cfg.Data}
 	}
 	return fmt.Errorf("get an agent's certificate: %w", errors.Join(errs...))
 }

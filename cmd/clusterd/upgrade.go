@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,9 +35,9 @@ type nodeRelease struct {
 	clusterKeys func(context.Context) ([]string, error)
 	agentRuns   func() bool
 	storeReady  func(context.Context) bool
-	// again takes the *restartError that ends this process, to be started again.
-	again chan<- error
-	log   *slog.Logger
+	// reexecCh takes the *reexecError that ends this process, to be started again.
+	reexecCh chan<- error
+	log      *slog.Logger
 
 	receiving sync.Mutex // held while a file is received
 }
@@ -205,7 +204,7 @@ func (n *nodeRelease) refused(w http.ResponseWriter, what string, err error) {
 
 func (n *nodeRelease) postSwitch(w http.ResponseWriter, r *http.Request) {
 	var req v1.SwitchRequest
-	if !decode(w, r, &req) {
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	limit, err := time.ParseDuration(req.Limit)
@@ -245,7 +244,7 @@ func (n *nodeRelease) guard() error { return n.place.SpawnGuard(os.Getpid(), n.c
 
 func (n *nodeRelease) postConfirm(w http.ResponseWriter, r *http.Request) {
 	var req v1.TrialRequest
-	if !decode(w, r, &req) {
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	if err := n.place.Confirm(req.Version); err != nil {
@@ -258,7 +257,7 @@ func (n *nodeRelease) postConfirm(w http.ResponseWriter, r *http.Request) {
 
 func (n *nodeRelease) postBack(w http.ResponseWriter, r *http.Request) {
 	var req v1.TrialRequest
-	if !decode(w, r, &req) {
+	if !decode(w, r, smallRequest, &req) {
 		return
 	}
 	// On its way back, too. It was started at the switch, and may have been killed.
@@ -303,23 +302,14 @@ func (n *nodeRelease) run(ctx context.Context) error {
 
 func (n *nodeRelease) restart(why string) {
 	select {
-	case n.again <- &restartError{why, n.cfg.Data}:
+	case n.reexecCh <- &reexecError{why, n.cfg.Data}:
 	default: // it is about to
 	}
 }
 
-// decode reads a small request, or refuses it.
-func decode(w http.ResponseWriter, r *http.Request, into any) bool {
-	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 64<<10)).Decode(into)
-	if err != nil {
-		refuse(w, http.StatusBadRequest, "the request cannot be read: "+err.Error())
-	}
-	return err == nil
-}
-
 // startOnTrial is the beginning of every `clusterd run`, before anything is read that
 // a program on trial may not understand: its flags, variables and configuration. Where
-// that program was taken back it returns a *restartError. All is said on log, since how
+// that program was taken back it returns a *reexecError. All is said on log, since how
 // the node logs is not known yet.
 func startOnTrial(args []string, log io.Writer) error {
 	if len(args) < 2 || args[1] != "run" {
@@ -348,7 +338,7 @@ func startAt(place releases.Place, data string, log io.Writer) error {
 	back, on, err := place.Start(version(), time.Now())
 	switch {
 	case back && err == nil:
-		return &restartError{"version " + version() + " was on trial and is taken back", data}
+		return &reexecError{"version " + version() + " was on trial and is taken back", data}
 	case errors.Is(err, fs.ErrPermission): // it needs root, which the command says
 	case err != nil:
 		fmt.Fprintf(log, "clusterd: what is known of an upgrade of this node cannot be used, it runs as it is: %v\n", err)
@@ -435,7 +425,7 @@ func upgradeGuardCommand() *cobra.Command {
 			return fmt.Errorf("start the node again: %w", syscall.Exec(exe, args, os.Environ()))
 		},
 	}
-	cmd.Flags().StringVar(&data, "data", "", "data folder of the node")
+	cmd.Flags().StringVar(&data, "data", "", "data directory of the node")
 	cmd.Flags().StringVar(&exe, "exe", "", "the installed program")
 	cmd.Flags().IntVar(&pid, "pid", 0, "the node's process")
 	cmd.Flags().BoolVar(&detach, "detach", false, "go on in the background")

@@ -35,9 +35,9 @@ func (m *Main) newBudget(l storeLimits) *budget.Budget {
 	})
 }
 
-// tellHeldBack makes a warning and an Event of each writer that begins to be
+// warnHeldBackWriters makes a warning and an Event of each writer that begins to be
 // held back by this server.
-func (m *Main) tellHeldBack(ctx context.Context) error {
+func (m *Main) warnHeldBackWriters(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(m.api.LoopbackConfig())
 	if err != nil {
 		return err

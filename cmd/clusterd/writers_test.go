@@ -56,7 +56,7 @@ func TestWriterHeldBack(t *testing.T) {
 
 	ended := make(chan error, 1)
 	telling, stop := context.WithCancel(ctx)
-	go func() { ended <- m.tellHeldBack(telling) }()
+	go func() { ended <- m.warnHeldBackWriters(telling) }()
 	events := heldBackEvents(t, ctx, api.Client)
 	stop()
 	if err := <-ended; err != nil {

@@ -27,7 +27,7 @@ var (
 func (p *Proxy) request(t *route.Table, r *http.Request, c *call) *route.Request {
 	out := &route.Request{Host: c.host, Path: r.URL.Path, Method: r.Method, Header: r.Header, Query: r.URL.RawQuery}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	c.place = t.Came(localPort(local), r.TLS != nil)
+	c.place = t.PlaceOfPort(localPort(local), r.TLS != nil)
 	out.Place = c.place
 	if r.TLS != nil {
 		out.ServerName = serverName(r.TLS.ServerName)

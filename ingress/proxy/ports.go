@@ -26,7 +26,7 @@ func (p *Proxy) ports(ctx context.Context, plain, secure *http.Server) error {
 	for {
 		wanted := map[route.Bind]bool{}
 		if t := p.table.Load(); t != nil {
-			for _, b := range t.Binds() {
+			for _, b := range t.Listeners() {
 				wanted[b] = true
 			}
 		}

@@ -58,13 +58,13 @@ type Proxy struct {
 	balance *balancer
 	carry   *httputil.ReverseProxy
 	metrics *metrics
-	// mirroring holds a word for each copy of a request that is under way; mirrors
+	// mirroring is a semaphore: one element for each copy of a request in flight; mirrors
 	// are those that are being sent, until mirrorCtx ends.
 	mirroring chan struct{}
 	mirrors   sync.WaitGroup
 	mirrorCtx context.Context
 	unmirror  context.CancelFunc
-	// changed holds a word if a table was set since the ports were last compared.
+	// changed is signalled (capacity 1) if a table was set since the ports were last compared.
 	changed chan struct{}
 }
 
@@ -193,7 +193,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, c *call) {
 		p.refuse(w, c, http.StatusServiceUnavailable, "the rules of this cluster are not known yet")
 		return
 	}
-	hit := table.Ask(p.request(table, r, c))
+	hit := table.Lookup(p.request(table, r, c))
 	switch hit.Refused {
 	case route.TooLong:
 		p.refuse(w, c, http.StatusBadRequest, "the path, or a header or parameter that a route looks at, is too long")

@@ -58,7 +58,7 @@ func (p *Proxy) Serve(ctx context.Context, plain, secure net.Listener) error {
 		MinVersion: tls.VersionTLS12,
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if t := p.table.Load(); t != nil {
-				all := t.Certificates(t.Came(localPort(hello.Conn.LocalAddr()), true), serverName(hello.ServerName))
+				all := t.Certificates(t.PlaceOfPort(localPort(hello.Conn.LocalAddr()), true), serverName(hello.ServerName))
 				for _, c := range all {
 					if len(all) == 1 || hello.SupportsCertificate(c) == nil {
 						return c, nil
@@ -104,7 +104,7 @@ func (p *Proxy) forClient(usual *tls.Config, hello *tls.ClientHelloInfo) *tls.Co
 	if t == nil {
 		return nil
 	}
-	clients := t.Clients(t.Came(localPort(hello.Conn.LocalAddr()), true))
+	clients := t.Clients(t.PlaceOfPort(localPort(hello.Conn.LocalAddr()), true))
 	if clients == nil {
 		return nil
 	}

@@ -87,10 +87,11 @@ func (p *Proxy) tell(r *http.Request, c *call, recorded *recorder, took time.Dur
 	p.cfg.Access.LogAttrs(r.Context(), slog.LevelInfo, "request", attrs...)
 }
 
-// cut keeps a stranger from writing lines of any length.
+// cut bounds the length of what a client sent, at a character's end, so that it cannot
+// write log lines of any length.
 func cut(s string) string {
 	if len(s) > 512 {
-		return s[:512] + "…"
+		return strings.ToValidUTF8(s[:512], "") + "…"
 	}
 	return s
 }

@@ -89,21 +89,21 @@ type Request struct {
 	long  bool
 }
 
-// Hit is what was found for a request.
-type Hit struct {
+// Result is what was found for a request.
+type Result struct {
 	Rule *Rule // nil: there is none
 	// Prefix is that part of the path which the rule was found by.
 	Prefix string
 	// Refused is set in the place of a rule.
-	Refused Refusal
+	Refused Rejection
 }
 
-// Refusal is why a request is answered without looking further.
-type Refusal int
+// Rejection is why a request is answered without looking further.
+type Rejection int
 
 // The refusals of requests.
 const (
-	None Refusal = iota
+	None Rejection = iota
 	// TooLong: a value is longer than a pattern is ever compared with.
 	TooLong
 	// Misdirected: the connection was opened for another listener's name, or before
@@ -373,13 +373,13 @@ func (r *Request) matches(p *regexp.Regexp, s string) bool {
 }
 
 // gateway finds the rule of a Gateway's route.
-func (t *Table) gateway(r *Request) Hit {
+func (t *Table) gateway(r *Request) Result {
 	p := t.gateways[r.Place]
 	if p == nil {
-		return Hit{}
+		return Result{}
 	}
 	if p.clients != nil && !p.clients.Any && !r.Verified {
-		return Hit{Refused: Misdirected}
+		return Result{Refused: Misdirected}
 	}
 	var at *listener
 	for _, l := range p.listeners.near(r.Host) {
@@ -387,12 +387,12 @@ func (t *Table) gateway(r *Request) Hit {
 		break
 	}
 	if at == nil {
-		return Hit{}
+		return Result{}
 	}
 	if r.ServerName != "" { // whether there is a rule does not matter: another connection may have one
 		for _, l := range p.listeners.near(r.ServerName) {
 			if l != at {
-				return Hit{Refused: Misdirected}
+				return Result{Refused: Misdirected}
 			}
 			break
 		}
@@ -400,36 +400,36 @@ func (t *Table) gateway(r *Request) Hit {
 	for _, s := range at.hosts.near(r.Host) {
 		rule, prefix := s.find(r)
 		if r.long {
-			return Hit{Refused: TooLong}
+			return Result{Refused: TooLong}
 		}
 		if rule != nil {
-			return Hit{Rule: rule, Prefix: prefix}
+			return Result{Rule: rule, Prefix: prefix}
 		}
 	}
-	return Hit{}
+	return Result{}
 }
 
-// Ask returns what is for a request. Where Ingresses are served, their
+// Lookup returns what is for a request. Where Ingresses are served, their
 // rules for named hosts and those of Gateways are one: of both kinds the older
 // object has the request. Ingresses' rules for every host come last.
-func (t *Table) Ask(r *Request) Hit {
+func (t *Table) Lookup(r *Request) Result {
 	hit := t.gateway(r)
 	if !r.ofIngresses() {
 		return hit
 	}
 	none := hit.Rule == nil && hit.Refused == None
 	if rule := t.rules.named(r.Host, r.Path); rule != nil && (none || hit.Rule != nil && !hit.Rule.Since.Before(rule.Since)) {
-		return Hit{Rule: rule}
+		return Result{Rule: rule}
 	}
 	if !none {
 		return hit
 	}
-	return Hit{Rule: t.Find(r.Host, r.Path)}
+	return Result{Rule: t.Find(r.Host, r.Path)}
 }
 
-// Came is the place that clients came to whose connection was taken at a port of
+// PlaceOfPort is the place that clients came to whose connection was taken at a port of
 // the proxy's.
-func (t *Table) Came(local uint16, secure bool) Place {
+func (t *Table) PlaceOfPort(local uint16, secure bool) Place {
 	for _, b := range t.binds {
 		if b.Local == local {
 			return b.Place
@@ -441,8 +441,8 @@ func (t *Table) Came(local uint16, secure bool) Place {
 	return Place{Port: 80}
 }
 
-// Binds are those beside the Ingresses' ports.
-func (t *Table) Binds() []Bind { return t.binds }
+// Listeners are those beside the Ingresses' ports.
+func (t *Table) Listeners() []Bind { return t.binds }
 
 // Gateway reports whether a Gateway has a listener at a place.
 func (t *Table) Gateway(at Place) bool { return t.gateways[at] != nil }

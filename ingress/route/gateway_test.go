@@ -15,7 +15,7 @@ func one(name string, since int, hosts []string, when ...Condition) GatewayRule 
 	return GatewayRule{Hosts: hosts, When: when, Rule: &Rule{Kind: "HTTPRoute", Owner: Owner{"shop", name}, Since: time.Unix(int64(since), 0), Do: &Action{}}}
 }
 
-func name(h Hit) string {
+func name(h Result) string {
 	switch {
 	case h.Refused == TooLong:
 		return "too long"
@@ -84,11 +84,11 @@ func TestPrecedence(t *testing.T) {
 				h.Add(k, v)
 			}
 		}
-		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
+		if got := name(table.Lookup(&Request{Place: Place{Port: 80}, Host: "a.example", Method: method, Path: path, Query: query, Header: h})); got != tt.want {
 			t.Errorf("%.40s %s: %q, want %q", tt.request, tt.headers, got, tt.want)
 		}
 	}
-	if h := table.Ask(&Request{Place: Place{Port: 80}, Path: "/a/b/c"}); h.Prefix != "/a/b" {
+	if h := table.Lookup(&Request{Place: Place{Port: 80}, Path: "/a/b/c"}); h.Prefix != "/a/b" {
 		t.Errorf("prefix %q", h.Prefix)
 	}
 }
@@ -116,7 +116,7 @@ func TestHosts(t *testing.T) {
 		if _, err := fmt.Sscan(in, &r.Port, &r.Host, &r.Path); err != nil {
 			t.Fatal(err)
 		}
-		if got := name(table.Ask(&r)); got != want {
+		if got := name(table.Lookup(&r)); got != want {
 			t.Errorf("%.40s: %q, want %q", in, got, want)
 		}
 	}
@@ -133,10 +133,10 @@ func TestBesideIngresses(t *testing.T) {
 	table := Merge(plain, []Listener{{Place: Place{Port: 80}, Rules: []GatewayRule{one("route", 5, []string{"a.example", "b.example", "c.example"}, Condition{Path: "/"})}}}, nil)
 	for host, want := range map[string]string{"a.example/": "old", "b.example/": "route", "c.example/": "route", "c.example/i": "part", "d.example/": "all"} {
 		host, path, _ := strings.Cut(host, "/")
-		if got := name(table.Ask(&Request{Place: Place{Port: 80}, Host: host, Path: "/" + path})); got != want {
+		if got := name(table.Lookup(&Request{Place: Place{Port: 80}, Host: host, Path: "/" + path})); got != want {
 			t.Errorf("%s: %q, want %q", host, got, want)
 		}
-		if got, want := plain.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
+		if got, want := plain.Lookup(&Request{Place: Place{Port: 443}, Host: host, Path: "/" + path}).Rule, plain.Find(host, "/"+path); got != want {
 			t.Errorf("%s without Gateways: %v, want %v", host, got, want)
 		}
 	}
@@ -167,7 +167,7 @@ func TestCertificates(t *testing.T) {
 			t.Errorf("%s: not %d", in, want)
 		}
 	}
-	if table.Came(10000, true).Port != 8443 || table.Came(8443, true).Port != 443 || table.Came(8080, false).Port != 80 {
+	if table.PlaceOfPort(10000, true).Port != 8443 || table.PlaceOfPort(8443, true).Port != 443 || table.PlaceOfPort(8080, false).Port != 80 {
 		t.Error("the wrong port")
 	}
 }
@@ -182,11 +182,11 @@ func TestPlaces(t *testing.T) {
 	}
 	table = Merge(table, []Listener{at("x", 80, "x"), at("y", 80, "y")}, []Bind{{Local: 10000, Place: Place{Service: "x", Port: 80}}})
 	for place, want := range map[Place]string{{"", 80}: "ingress", {"x", 80}: "x", {"y", 80}: "y", {"y", 443}: "", {"z", 80}: ""} {
-		if got := name(table.Ask(&Request{Place: place, Host: "a.example", Path: "/"})); got != want {
+		if got := name(table.Lookup(&Request{Place: place, Host: "a.example", Path: "/"})); got != want {
 			t.Errorf("%v: %q, want %q", place, got, want)
 		}
 	}
-	if got := table.Came(10000, false); got != (Place{"x", 80}) {
+	if got := table.PlaceOfPort(10000, false); got != (Place{"x", 80}) {
 		t.Error(got)
 	}
 	if c := table.Certificates(Place{"x", 443}, "a.example"); len(c) != 0 {
@@ -208,7 +208,7 @@ func TestMisdirected(t *testing.T) {
 	}, nil)
 	for in, want := range map[string]string{"a.example a.test": "misdirected", "b.test a.test": "", "b.test a.example": "misdirected", "a.example a.example": "a", "b.example a.example": "misdirected", "b.example c.example": "rest", " b.example": "rest"} {
 		server, host, _ := strings.Cut(in, " ")
-		if got := name(table.Ask(&Request{Place: Place{Port: 443}, Host: host, Path: "/", ServerName: server})); got != want {
+		if got := name(table.Lookup(&Request{Place: Place{Port: 443}, Host: host, Path: "/", ServerName: server})); got != want {
 			t.Errorf("%s: %q, want %q", in, got, want)
 		}
 	}
@@ -230,7 +230,7 @@ func TestClients(t *testing.T) {
 		{443, "a.example", true, "a"}, {443, "a.example", false, "misdirected"}, {443, "b.example", false, "misdirected"}, {443, "b.example", true, ""},
 		{444, "a.example", false, "any"}, {445, "a.example", false, "all"},
 	} {
-		if got := name(table.Ask(&Request{Place: Place{"g", tt.port}, Host: tt.host, Path: "/", Verified: tt.verified})); got != tt.want {
+		if got := name(table.Lookup(&Request{Place: Place{"g", tt.port}, Host: tt.host, Path: "/", Verified: tt.verified})); got != tt.want {
 			t.Errorf("%+v: %q", tt, got)
 		}
 	}
@@ -269,7 +269,7 @@ func BenchmarkMerge(b *testing.B) {
 func BenchmarkAsk(b *testing.B) {
 	table := Merge(new(Table), thousand(), nil)
 	for b.Loop() {
-		if table.Ask(&Request{Place: Place{Port: 80}, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
+		if table.Lookup(&Request{Place: Place{Port: 80}, Host: "h500.example", Path: "/a/b/c"}).Rule == nil {
 			b.Fatal("none")
 		}
 	}
@@ -286,7 +286,7 @@ func FuzzAsk(f *testing.F) {
 	f.Add("", "", "")
 	f.Fuzz(func(t *testing.T, host, path, query string) {
 		h := Host(host)
-		hit := table.Ask(&Request{Place: Place{Port: 80}, Host: h, Path: path, Query: query})
+		hit := table.Lookup(&Request{Place: Place{Port: 80}, Host: h, Path: path, Query: query})
 		if name(hit) == "a" && (h != "a.example" || !strings.HasPrefix(path, "/a/b")) || name(hit) == "wild" && !strings.HasSuffix(h, ".example") {
 			t.Errorf("%q %q: %+v", host, path, hit)
 		}

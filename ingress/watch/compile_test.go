@@ -321,7 +321,7 @@ func TestRun(t *testing.T) {
 		{Name: "gatewayclasses"}, {Name: "gateways"}, {Name: "httproutes"},
 	}}}
 	await("the kinds of Gateways are served, and one route that cannot be read hinders no other", func(table *route.Table) error {
-		h := table.Ask(&route.Request{Place: route.Place{Port: 80}, Host: "g.example", Path: "/"})
+		h := table.Lookup(&route.Request{Place: route.Place{Port: 80}, Host: "g.example", Path: "/"})
 		if h.Rule == nil || len(h.Rule.Do.Shares[0].Backend.Endpoints) != 1 {
 			return fmt.Errorf("%+v", h)
 		}

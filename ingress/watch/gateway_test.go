@@ -207,7 +207,7 @@ func TestCompileGateways(t *testing.T) {
 			h.Set("V", tt.header)
 		}
 		got := ""
-		hit := table.Ask(&route.Request{Place: route.Place{Port: tt.port}, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
+		hit := table.Lookup(&route.Request{Place: route.Place{Port: tt.port}, Host: host, Method: tt.method, Path: "/" + path, Query: query, Header: h})
 		if hit.Rule != nil {
 			got = shares(hit.Rule.Do)
 		}
@@ -217,7 +217,7 @@ func TestCompileGateways(t *testing.T) {
 	}
 	// Another Gateway has the same hosts and paths at its own address.
 	for _, host := range []string{"web.example", "other.test"} {
-		hit := table.Ask(&route.Request{Place: table.Came(10001, false), Host: host, Method: "GET", Path: "/a/b/c"})
+		hit := table.Lookup(&route.Request{Place: table.PlaceOfPort(10001, false), Host: host, Method: "GET", Path: "/a/b/c"})
 		if hit.Rule == nil || shares(hit.Rule.Do) != "1 of https shop/sticky:80[10.0.0.5:8443]" {
 			t.Errorf("%s at another Gateway: %+v", host, hit)
 		}

@@ -73,7 +73,7 @@ type State struct {
 
 // Trust is the state in a form to verify with. It holds no keys.
 func (s State) Trust() (*pki.Trust, error) {
-	word := join.TrustWord{Number: s.Number, Authorities: slices.Concat(s.Authorities...), Own: map[pki.Purpose][]byte{}}
+	word := join.TrustBundle{Number: s.Number, Authorities: slices.Concat(s.Authorities...), Own: map[pki.Purpose][]byte{}}
 	for p, list := range s.Own {
 		word.Own[p] = slices.Concat(list...)
 	}
@@ -204,8 +204,8 @@ func (s State) Next(members []Member, now time.Time) (State, bool) {
 	return next, true
 }
 
-// Wish is what a server asks for that begins an exchange.
-type Wish struct {
+// Request is what a server asks for that begins an exchange.
+type Request struct {
 	// Now is what the asking server trusts. It counts if the cluster has no state yet.
 	Now *pki.Trust
 	// Successors are the new authorities' certificates in PEM, by what they are for. The
@@ -219,7 +219,7 @@ type Wish struct {
 
 // begin is the state with which an exchange begins, or begins again with other
 // authorities because the first ones' keys are lost.
-func (s State) begin(w Wish, now time.Time) (State, error) {
+func (s State) begin(w Request, now time.Time) (State, error) {
 	again := s.Phase == Distribute
 	switch {
 	case s.Phase == Reissue:

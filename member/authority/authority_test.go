@@ -124,7 +124,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		{"all of them", true, pki.Purposes},
 	} {
 		before, made := newTrust(t, test.separate), map[string]*pki.CA{}
-		wishes := []Wish{successors(t, before, made, test.of...), successors(t, before, made, test.of...)}
+		wishes := []Request{successors(t, before, made, test.of...), successors(t, before, made, test.of...)}
 		for kill := int64(1); kill <= 16; kill++ {
 			for _, after := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, write %d, done %t", test.name, kill, after), func(t *testing.T) {
@@ -154,9 +154,9 @@ func newTrust(t *testing.T, separate bool) *pki.Trust {
 }
 
 // successors are authorities to follow those of a trust, and the wish for them.
-func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...pki.Purpose) Wish {
+func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...pki.Purpose) Request {
 	t.Helper()
-	w := Wish{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: "n1"}
+	w := Request{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: "n1"}
 	for _, p := range of {
 		next, err := trust.Signer().NewFor(p, now)
 		if trust.Owns(p) {
@@ -173,7 +173,7 @@ func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...p
 	return w
 }
 
-func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Wish, kill int64, after bool, failing int) {
+func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Request, kill int64, after bool, failing int) {
 	ctx := t.Context()
 	steps := 0
 	fail := func() error {
@@ -262,7 +262,7 @@ func TestBehind(t *testing.T) {
 		record(t, s, join.Record{ID: "id-" + name, Name: name, Joined: now.Add(-time.Hour), Confirmed: true})
 	}
 	record(t, s, join.Record{ID: "id-x", Name: "broke-off", Joined: now.Add(-time.Hour)})
-	if err := KnowsSeparate(ctx, s, "id-n1", nil); err != nil {
+	if err := RecordSeparateSupport(ctx, s, "id-n1", nil); err != nil {
 		t.Fatal(err)
 	}
 	err := Begin(ctx, s, successors(t, trust, nil, pki.ForClients), now)
@@ -273,7 +273,7 @@ func TestBehind(t *testing.T) {
 		t.Errorf("it has begun: %+v, %v", state, err)
 	}
 	for _, id := range []string{"id-a1", "id-a2"} {
-		if err := KnowsSeparate(ctx, s, id, nil); err != nil {
+		if err := RecordSeparateSupport(ctx, s, id, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -367,7 +367,7 @@ func TestLostKeyIsMadeAnew(t *testing.T) {
 	for _, of := range [][]pki.Purpose{{pki.ForPeers}, {pki.ForClients, pki.ForNodes}} {
 		ctx, s, old := t.Context(), jointest.New(), newTrust(t, false)
 		record(t, s, join.Record{ID: "n2", Name: "n2", Confirmed: true})
-		if err := KnowsSeparate(ctx, s, "n2", nil); err != nil {
+		if err := RecordSeparateSupport(ctx, s, "n2", nil); err != nil {
 			t.Fatal(err)
 		}
 		wish := successors(t, old, nil, of...)
@@ -378,10 +378,10 @@ func TestLostKeyIsMadeAnew(t *testing.T) {
 		if err := Begin(ctx, s, successors(t, old, nil, of...), now); !errors.Is(err, ErrUnderWay) {
 			t.Errorf("a second exchange: %v", err)
 		}
-		again := Wish{Maker: "n2"}
+		again := Request{Maker: "n2"}
 		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(ctx context.Context, lost []pki.Purpose) error {
 			again.Successors = successors(t, old, nil, lost...).Successors
-			return BeginAgain(ctx, s, again, now)
+			return RetryWithNewKeys(ctx, s, again, now)
 		}}
 		if err := leader.look(ctx, now); err != nil {
 			t.Fatal(err)
@@ -411,7 +411,7 @@ func TestOldTokensGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wish := join.TokenWish{Role: pki.Agent, TTL: time.Hour}
+	wish := join.TokenOptions{Role: pki.Agent, TTL: time.Hour}
 	var kept string
 	for _, ca := range []*pki.CA{old, next} {
 		token, _, err := join.CreateToken(ctx, s, ca.Cert, wish, now)
@@ -420,7 +420,7 @@ func TestOldTokensGo(t *testing.T) {
 		}
 		kept = token.ID
 	}
-	rotation := Wish{Now: pki.NewTrust(0, old), Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(next.Cert)}, Maker: "n1"}
+	rotation := Request{Now: pki.NewTrust(0, old), Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(next.Cert)}, Maker: "n1"}
 	if err := Begin(ctx, s, rotation, now); err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +431,7 @@ func TestOldTokensGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(Has(ctx, s, "n1", state.Number, nil), leader.look(ctx, now.Add(time.Hour))); err != nil {
+		if err := errors.Join(RecordState(ctx, s, "n1", state.Number, nil), leader.look(ctx, now.Add(time.Hour))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -453,7 +453,7 @@ func TestFinishNamesTheExchange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Begin(ctx, s, Wish{Now: trust, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(successor.Cert)}, Maker: "n1"}, now); err != nil {
+	if err := Begin(ctx, s, Request{Now: trust, Successors: map[pki.Purpose][]byte{pki.ForPeers: pki.EncodeCert(successor.Cert)}, Maker: "n1"}, now); err != nil {
 		t.Fatal(err)
 	}
 	if err := Finish(ctx, s, []pki.Purpose{pki.ForClients}); !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), "of peer") {

@@ -65,14 +65,14 @@ func (f *Follower) Follow(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
 	if !trust.Separated() {
-		if err := KnowsSeparate(ctx, f.Store, f.ID, nil); err != nil {
+		if err := RecordSeparateSupport(ctx, f.Store, f.ID, nil); err != nil {
 			return news, err
 		}
 	}
 	if state.Number == 0 || trust.Number != state.Number {
 		return news, nil // its own word on a state to come waits until the store has that
 	}
-	return news, Has(ctx, f.Store, f.ID, state.Number, nil)
+	return news, RecordState(ctx, f.Store, f.ID, state.Number, nil)
 }
 
 // trustOf is the state with the keys of its authorities.

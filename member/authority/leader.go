@@ -20,10 +20,10 @@ type Leader struct {
 	// Make makes other successors for these purposes, writes their keys to this node's disk, and begins
 	// again with it.
 	Make func(ctx context.Context, of []pki.Purpose) error
-	// Poke has an agent, by name, ask for changes; it must not block. May be nil:
+	// Refresh has an agent, by name, ask for changes; it must not block. May be nil:
 	// agents ask by themselves.
-	Poke func(name string)
-	Log  *slog.Logger
+	Refresh func(name string)
+	Log     *slog.Logger
 
 	logged string    // the last log line about the members that are waited for
 	poked  time.Time // when agents were last asked to look
@@ -66,7 +66,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 	}
 	next, due := state.Next(members, now)
 	if !due {
-		l.tellWaiting(state, members, now)
+		l.logWaiting(state, members, now)
 		return nil
 	}
 	var more []mvcc.Op
@@ -79,7 +79,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 			return err
 		}
 		if state.exchanges(pki.ForPeers) {
-			more = append(more, join.GossipKeyWish("the authority was exchanged"))
+			more = append(more, join.GossipKeyRotation("the authority was exchanged"))
 		}
 	}
 	done, err := put(ctx, l.Store, revision, next, more...)
@@ -89,14 +89,14 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// tellWaiting says who is waited for, when that has changed.
-func (l *Leader) tellWaiting(state State, members []Member, now time.Time) {
+// logWaiting says who is waited for, when that has changed.
+func (l *Leader) logWaiting(state State, members []Member, now time.Time) {
 	var names []string
-	poke := l.Poke != nil && now.Sub(l.poked) > pokePeriod
+	poke := l.Refresh != nil && now.Sub(l.poked) > pokePeriod
 	for _, m := range state.Waiting(members, now) {
 		names = append(names, m.Name)
 		if poke && !m.Server {
-			l.Poke(m.Name)
+			l.Refresh(m.Name)
 		}
 	}
 	if poke {

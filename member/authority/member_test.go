@@ -75,7 +75,7 @@ func (m *member) follow(ctx context.Context, s join.Store, made map[string]*pki.
 }
 
 func (m *member) followAsAgent(ctx context.Context, s join.Store) error {
-	if err := KnowsSeparate(ctx, s, m.id, nil); err != nil {
+	if err := RecordSeparateSupport(ctx, s, m.id, nil); err != nil {
 		return err
 	}
 	state, err := Get(ctx, s, true)
@@ -87,5 +87,5 @@ func (m *member) followAsAgent(ctx context.Context, s join.Store) error {
 			return err
 		}
 	}
-	return Has(ctx, s, m.id, m.trust.Number, nil)
+	return RecordState(ctx, s, m.id, m.trust.Number, nil)
 }

@@ -76,7 +76,7 @@ func put(ctx context.Context, s join.Store, revision int64, next State, more ...
 
 // Begin begins an exchange. What has no authority of its own yet gets one; that is refused
 // with an error that is an ErrBehind while a member's version does not know of such.
-func Begin(ctx context.Context, s join.Store, w Wish, now time.Time) error {
+func Begin(ctx context.Context, s join.Store, w Request, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ var ErrBehind = errors.New("not every member's version knows of separate authori
 
 // known returns an ErrBehind with the names of members whose version would take the
 // servers' authority for what has one of its own.
-func known(ctx context.Context, s join.Store, state State, w Wish, now time.Time) error {
+func known(ctx context.Context, s join.Store, state State, w Request, now time.Time) error {
 	if len(state.Own) > 0 || state.Number == 0 && w.Now.Separated() || len(w.Successors) == 1 && w.Successors[pki.ForPeers] != nil {
 		return nil
 	}
@@ -120,9 +120,9 @@ func known(ctx context.Context, s join.Store, state State, w Wish, now time.Time
 	return fmt.Errorf("%w: upgrade and start clusterd on %s, or remove what is gone with clusterctl members rm", ErrBehind, strings.Join(behind, ", "))
 }
 
-// BeginAgain puts other successors into the place of those whose keys are lost. It returns
+// RetryWithNewKeys puts other successors into the place of those whose keys are lost. It returns
 // ErrUnderWay if none is.
-func BeginAgain(ctx context.Context, s join.Store, w Wish, now time.Time) error {
+func RetryWithNewKeys(ctx context.Context, s join.Store, w Request, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func BeginAgain(ctx context.Context, s join.Store, w Wish, now time.Time) error 
 	return begin(ctx, s, state, revision, w, now)
 }
 
-func begin(ctx context.Context, s join.Store, state State, revision int64, w Wish, now time.Time) error {
+func begin(ctx context.Context, s join.Store, state State, revision int64, w Request, now time.Time) error {
 	next, err := state.begin(w, now)
 	if err != nil {
 		return err
@@ -183,14 +183,14 @@ func list(of []pki.Purpose) string {
 	return strings.Join(names, ", ")
 }
 
-// KnowsSeparate records that a member knows of separate authorities; may is as in Has.
-func KnowsSeparate(ctx context.Context, s join.Store, id string, may func() bool) error {
+// RecordSeparateSupport records that a member knows of separate authorities; may is as in RecordState.
+func RecordSeparateSupport(ctx context.Context, s join.Store, id string, may func() bool) error {
 	return separate.Note(ctx, s, id, 1, may)
 }
 
-// Has records that a member has a state. may is asked before something is written;
+// RecordState records that a member has a state. may is asked before something is written;
 // nil: it always may.
-func Has(ctx context.Context, s join.Store, id string, number uint64, may func() bool) error {
+func RecordState(ctx context.Context, s join.Store, id string, number uint64, may func() bool) error {
 	return progress.Note(ctx, s, id, number, may)
 }
 

@@ -118,7 +118,7 @@ type State struct {
 	Since time.Time `json:"since"` // when the phase began
 	// Used is when the key that encrypts began to.
 	Used time.Time `json:"used"`
-	// Answers is the revision of the last wish for another key (join.GossipKeyWish)
+	// Answers is the revision of the last wish for another key (join.GossipKeyRotation)
 	// that had been made when this change began.
 	Answers int64 `json:"answers"`
 }

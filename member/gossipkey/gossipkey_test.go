@@ -182,7 +182,7 @@ func (m *server) follow(s join.Store, all []*server) error {
 		}
 		m.ring = next
 	}
-	return Has(context.Background(), s, m.id, m.ring.Number)
+	return RecordState(context.Background(), s, m.id, m.ring.Number)
 }
 
 func (m *server) hears(other *server) bool { return m.ring.Find(ID(other.ring.Keys[0])) != nil }
@@ -213,7 +213,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 func changeWithKill(t *testing.T, kill int64, after bool) {
 	s, all := cluster(t, "n1", "n2", "n3")
 	first := all[0].ring.Keys[0]
-	if err := Wish(t.Context(), s, "a test"); err != nil {
+	if err := RequestRotation(t.Context(), s, "a test"); err != nil {
 		t.Fatal(err)
 	}
 	s.KillAt(kill, after)
@@ -272,7 +272,7 @@ func TestAway(t *testing.T) {
 		state, _ := Get(t.Context(), s, true)
 		return state
 	}
-	if err := Wish(t.Context(), s, "a test"); err != nil {
+	if err := RequestRotation(t.Context(), s, "a test"); err != nil {
 		t.Fatal(err)
 	}
 	if state := step(now); state.Number != 0 {
@@ -308,7 +308,7 @@ func TestAway(t *testing.T) {
 func TestWishes(t *testing.T) {
 	s, all := cluster(t, "n1", "n2", "n3", "n4")
 	wished := func() int64 {
-		rev, err := Wished(t.Context(), s)
+		rev, err := LastRequest(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	wished, err := Wished(ctx, l.Store)
+	wished, err := LastRequest(ctx, l.Store)
 	if err != nil {
 		return err
 	}

@@ -57,19 +57,19 @@ func put(ctx context.Context, s join.Store, revision int64, next State) (bool, e
 	return res.Succeeded, wrap("write the state of the gossip key", err)
 }
 
-// Has records that a server has the state with that number.
-func Has(ctx context.Context, s join.Store, id string, number uint64) error {
+// RecordState records that a server has the state with that number.
+func RecordState(ctx context.Context, s join.Store, id string, number uint64) error {
 	return progress.Note(ctx, s, id, number, nil)
 }
 
-// Wish asks the leader for another key, for a reason.
-func Wish(ctx context.Context, s join.Store, why string) error {
-	_, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{join.GossipKeyWish(why)}})
+// RequestRotation asks the leader for another key, for a reason.
+func RequestRotation(ctx context.Context, s join.Store, why string) error {
+	_, err := s.Txn(ctx, mvcc.Txn{Origin: origin, Ops: []mvcc.Op{join.GossipKeyRotation(why)}})
 	return wrap("ask for another gossip key", err)
 }
 
-// Wished is the revision of the last wish for another key; 0: there was none.
-func Wished(ctx context.Context, s join.Store) (int64, error) {
+// LastRequest is the revision of the last wish for another key; 0: there was none.
+func LastRequest(ctx context.Context, s join.Store) (int64, error) {
 	kv, _, err := s.Get(ctx, join.GossipKeyWishKey, raftstore.ReadOptions{Stale: true})
 	if err != nil || kv == nil {
 		return 0, wrap("read whether another gossip key is wanted", err)

@@ -22,7 +22,7 @@ import (
 // The server's authority is accepted as it is shown. The code depends on it, on the
 // machine's key and on what both ends drew: another server in between has another
 // code, which the cluster does not know.
-func AskToJoin(ctx context.Context, w Wish) (pki.Token, string, error) {
+func AskToJoin(ctx context.Context, w Options) (pki.Token, string, error) {
 	csr, err := newCSR(w.Name, w.Key)
 	if err != nil {
 		return pki.Token{}, "", err

@@ -18,13 +18,13 @@ import (
 )
 
 // asker is a machine without a token.
-func (w *world) asker(t *testing.T, name string) Wish {
+func (w *world) asker(t *testing.T, name string) Options {
 	t.Helper()
 	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Wish{Server: w.addr, Name: name, Addr: netip.MustParseAddrPort("127.0.0.1:7000"), Key: key, Version: "v1"}
+	return Options{Server: w.addr, Name: name, Addr: netip.MustParseAddrPort("127.0.0.1:7000"), Key: key, Version: "v1"}
 }
 
 func refusedFor(t *testing.T, err error, code, words string) {

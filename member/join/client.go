@@ -24,8 +24,8 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// Wish is what a machine joins with.
-type Wish struct {
+// Options are what a machine joins with.
+type Options struct {
 	Server  string // HOST:PORT of any member
 	Token   pki.Token
 	Name    string
@@ -36,7 +36,7 @@ type Wish struct {
 
 // Join asks the cluster for membership. It writes nothing. A *Refusal is
 // final; every other error may pass.
-func Join(ctx context.Context, w Wish) (*Response, error) {
+func Join(ctx context.Context, w Options) (*Response, error) {
 	csr, err := newCSR(w.Name, w.Key)
 	if err != nil {
 		return nil, err
@@ -173,12 +173,12 @@ func ask(ctx context.Context, dial Dialer, server, method, path string, in, into
 
 // Trusts are the authorities in the answer.
 func (r *Response) Trusts() (*pki.Trust, error) {
-	return TrustWord{Number: r.Trust, Authorities: r.CACert, Own: r.Own}.Trust()
+	return TrustBundle{Number: r.Trust, Authorities: r.CACert, Own: r.Own}.Trust()
 }
 
 // check makes sure that the answer fits together, before anything of it is
 // written down.
-func (r *Response) check(w Wish) error {
+func (r *Response) check(w Options) error {
 	trust, err := r.Trusts()
 	if err != nil {
 		return fmt.Errorf("the cluster's answer: %w", err)

@@ -66,7 +66,7 @@ func TestStrikes(t *testing.T) {
 // of before; who has no record is a stranger whatever it shows.
 func TestMembersRenewWhileStrangersAsk(t *testing.T) {
 	w := newWorld(t)
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestMembersRenewWhileStrangersAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	with := func(cert []byte, key crypto.Signer) Dialer {
-		return w.as(Wish{Key: key}, &Response{NodeCert: cert}, transport.Join)
+		return w.as(Options{Key: key}, &Response{NodeCert: cert}, transport.Join)
 	}
 	for name, dial := range map[string]Dialer{"its certificate is good": with(res.NodeCert, wish.Key), "its certificate has ended": with(pki.EncodeCert(past), wish.Key)} {
 		exhaust()

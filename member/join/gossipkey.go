@@ -8,9 +8,9 @@ import (
 // last revision is that of the last wish. See member/gossipkey.
 const GossipKeyWishKey = "/clusterd/gossip-key-wish"
 
-// GossipKeyWish asks for another gossip key, in the transaction of what makes it
+// GossipKeyRotation asks for another gossip key, in the transaction of what makes it
 // necessary: a former server knows the current one.
-func GossipKeyWish(why string) mvcc.Op {
+func GossipKeyRotation(why string) mvcc.Op {
 	return put(GossipKeyWishKey, gossipKeyWish{why})
 }
 

@@ -92,10 +92,10 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) token(t *testing.T, ttl time.Duration) pki.Token {
 	t.Helper()
-	return w.tokenFor(t, TokenWish{Role: pki.Server, TTL: ttl})
+	return w.tokenFor(t, TokenOptions{Role: pki.Server, TTL: ttl})
 }
 
-func (w *world) tokenFor(t *testing.T, wish TokenWish) pki.Token {
+func (w *world) tokenFor(t *testing.T, wish TokenOptions) pki.Token {
 	t.Helper()
 	tok, _, err := CreateToken(t.Context(), w.store, w.ca.Cert, wish, time.Now())
 	if err != nil {
@@ -104,13 +104,13 @@ func (w *world) tokenFor(t *testing.T, wish TokenWish) pki.Token {
 	return tok
 }
 
-func (w *world) join(t *testing.T, tok pki.Token, name string) (*Response, Wish, error) {
+func (w *world) join(t *testing.T, tok pki.Token, name string) (*Response, Options, error) {
 	t.Helper()
 	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	wish := Wish{Server: w.addr, Token: tok, Name: name, Addr: netip.MustParseAddrPort("127.0.0.1:7000"), Key: key}
+	wish := Options{Server: w.addr, Token: tok, Name: name, Addr: netip.MustParseAddrPort("127.0.0.1:7000"), Key: key}
 	res, err := Join(t.Context(), wish)
 	return res, wish, err
 }
@@ -282,7 +282,7 @@ func selfSigned(t *testing.T) tls.Certificate {
 }
 
 // as is a dialer for a protocol with a joined machine's identity.
-func (w *world) as(wish Wish, res *Response, protocol string) Dialer {
+func (w *world) as(wish Options, res *Response, protocol string) Dialer {
 	cert, err := pki.ParseCert(res.NodeCert)
 	if err != nil {
 		panic(err)
@@ -302,7 +302,7 @@ func TestNoKeyReachesAnAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 1, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, Uses: 1, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +358,7 @@ func TestTellAgents(t *testing.T) {
 	w := newWorld(t)
 	now := time.Now()
 	for name, role := range map[string]pki.Role{"a1": pki.Agent, "n2": pki.Server} {
-		_, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: role, TTL: time.Hour}), name)
+		_, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: role, TTL: time.Hour}), name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -387,7 +387,7 @@ func TestTellAgents(t *testing.T) {
 // the last has ended, as long as its record exists; no other machine is.
 func TestRenewal(t *testing.T) {
 	w := newWorld(t)
-	_, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	_, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +419,7 @@ func TestRenewal(t *testing.T) {
 // and so is what it may ask.
 func TestSetRole(t *testing.T) {
 	w := newWorld(t)
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +465,7 @@ func TestSetRole(t *testing.T) {
 
 func TestTokenUses(t *testing.T) {
 	w := newWorld(t)
-	tok := w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 2, TTL: time.Hour})
+	tok := w.tokenFor(t, TokenOptions{Role: pki.Agent, Uses: 2, TTL: time.Hour})
 	_, first, err := w.join(t, tok, "a1")
 	if err != nil {
 		t.Fatal(err)
@@ -503,7 +503,7 @@ func TestTokenUses(t *testing.T) {
 		t.Errorf("tokens: %+v %v", infos, err)
 	}
 	// Many at once: as many as it is good for.
-	tok = w.tokenFor(t, TokenWish{Role: pki.Agent, Uses: 3, TTL: time.Hour})
+	tok = w.tokenFor(t, TokenOptions{Role: pki.Agent, Uses: 3, TTL: time.Hour})
 	var wg sync.WaitGroup
 	var admitted atomic.Int32
 	for i := range 6 {

@@ -9,9 +9,9 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// Life says who takes part when a store goes on from a copy of its state in a
+// RestorePlan says which members take part when a store continues from a copy of its state in a
 // new epoch.
-type Life struct {
+type RestorePlan struct {
 	Epoch uint64 // its number
 	// Why is a Removal's: for those who are left out.
 	Why string
@@ -22,11 +22,11 @@ type Life struct {
 	Now   time.Time
 }
 
-// Begin returns the change that makes the records of a keyspace those of its
+// Apply returns the change that makes the records of a keyspace those of its
 // new life: servers that are not kept are removed, agents stay, but for one with the
 // name of First. Old join tokens go too when
 // the life begins on a new machine.
-func (l Life) Begin(k *mvcc.Keyspace) (mvcc.Txn, error) {
+func (l RestorePlan) Apply(k *mvcc.Keyspace) (mvcc.Txn, error) {
 	var t mvcc.Txn
 	members, err := k.List(mvcc.Range{Prefix: memberPrefix})
 	if err != nil {
@@ -57,7 +57,7 @@ func (l Life) Begin(k *mvcc.Keyspace) (mvcc.Txn, error) {
 		return t, fmt.Errorf("of %d members that are to stay, %d have a record", len(l.Keep), kept)
 	}
 	if l.First == nil {
-		t.Ops = append(t.Ops, GossipKeyWish("the cluster was "+l.Why))
+		t.Ops = append(t.Ops, GossipKeyRotation("the cluster was "+l.Why))
 		return t, nil
 	}
 	t.Ops = append(t.Ops, recordOps(*l.First)...)

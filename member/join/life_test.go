@@ -26,7 +26,7 @@ func TestLifeOfNamesake(t *testing.T) {
 	for _, key := range []string{AuthorityProgress + "a1", GossipKeyProgress + "a1", AuthorityProgress + "a2"} {
 		apply([]mvcc.Op{{Type: mvcc.OpPut, Key: key, Value: []byte("{}")}})
 	}
-	t2, err := Life{Epoch: 2, Why: Restored, First: &Record{ID: "new", Name: "n1"}, Now: time.Now()}.Begin(k)
+	t2, err := RestorePlan{Epoch: 2, Why: Restored, First: &Record{ID: "new", Name: "n1"}, Now: time.Now()}.Apply(k)
 	if err != nil {
 		t.Fatal(err)
 	}

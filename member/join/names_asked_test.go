@@ -29,8 +29,8 @@ func TestNamesAskedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, wish, _ := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "other-"+string(role))
-		token := w.tokenFor(t, TokenWish{Role: role, TTL: time.Hour})
+		_, wish, _ := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "other-"+string(role))
+		token := w.tokenFor(t, TokenOptions{Role: role, TTL: time.Hour})
 		res, err := w.server.admit(t.Context(), Request{TokenID: token.ID, TokenSecret: token.Secret, Name: name, Addr: wish.Addr, CSR: csr, Version: "v1", Separate: true}, "127.0.0.1:1", time.Now())
 		if err != nil {
 			t.Fatal(err)

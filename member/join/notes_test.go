@@ -41,7 +41,7 @@ func TestNotesBounded(t *testing.T) {
 		"authorities": func(i int) (netip.AddrPort, uint64) { return addr(0), uint64(1 + i) },
 		"both":        func(i int) (netip.AddrPort, uint64) { return addr(i % 2), uint64(1 + i%2) },
 	} {
-		res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a-"+name)
+		res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a-"+name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestNotesBounded(t *testing.T) {
 			t.Errorf("%s: 1000 questions made %d changes, want 1 to %d", name, got, most)
 		}
 	}
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}

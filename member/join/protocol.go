@@ -59,28 +59,28 @@ type Certificate struct {
 	Epoch   raftstore.Epoch `json:"epoch"`
 	Servers []ServerAddr    `json:"servers"`
 	// Trust is the CAs to trust; nil from servers that are older than CA rotation.
-	Trust *TrustWord `json:"trust,omitempty"`
+	Trust *TrustBundle `json:"trust,omitempty"`
 }
 
-// TrustWord is the bundle of CAs that a member must trust.
-type TrustWord struct {
+// TrustBundle is the bundle of CAs that a member must trust.
+type TrustBundle struct {
 	Number      uint64 `json:"number"`
 	Authorities []byte `json:"authorities"` // PEM, the one that signs first
 	// Own are those of purposes that have authorities of their own.
 	Own map[pki.Purpose][]byte `json:"own,omitempty"`
 }
 
-// trustWord is the bundle for a member that supports separate CAs or not. One that does
+// trustBundle is the bundle for a member that supports separate CAs or not. One that does
 // not would misread it, so it gets none.
-func trustWord(t *pki.Trust, knows bool) *TrustWord {
+func trustBundle(t *pki.Trust, knows bool) *TrustBundle {
 	if t.Separated() && !knows {
 		return nil
 	}
-	return &TrustWord{Number: t.Number, Authorities: t.Bundle(), Own: t.OwnBundles()}
+	return &TrustBundle{Number: t.Number, Authorities: t.Bundle(), Own: t.OwnBundles()}
 }
 
 // Trust converts the bundle to a verifier without keys.
-func (w TrustWord) Trust() (*pki.Trust, error) {
+func (w TrustBundle) Trust() (*pki.Trust, error) {
 	t, err := pki.ParseTrust(w.Number, w.Authorities, nil)
 	if err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ type ServerList struct {
 	// theirs may still be good: agents refuse them.
 	Removed []string `json:"removed,omitempty"`
 	// Trust is which authorities to trust now.
-	Trust *TrustWord `json:"trust,omitempty"`
+	Trust *TrustBundle `json:"trust,omitempty"`
 }
 
 // Keys are the secrets that all servers share. They travel between two servers
@@ -130,7 +130,7 @@ type Keys struct {
 	// than such changes.
 	Gossip *GossipKeys `json:"gossip,omitempty"`
 	// Trust is nil from servers that are older than exchanges of the authority.
-	Trust *TrustWord `json:"trust,omitempty"`
+	Trust *TrustBundle `json:"trust,omitempty"`
 	// OwnKeys are the keys of Trust.Own.
 	OwnKeys map[pki.Purpose][]byte `json:"ownKeys,omitempty"`
 	// SealKeys is a list of keys that secrets at rest may be sealed with.

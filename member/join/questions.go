@@ -80,7 +80,7 @@ func (s *Server) getServers(ctx context.Context, who Record, r *http.Request) (a
 	if who.IsServer() {
 		role = pki.Server
 	}
-	list := ServerList{Servers: s.Servers(), Role: role, Trust: trustWord(trust, knows)}
+	list := ServerList{Servers: s.Servers(), Role: role, Trust: trustBundle(trust, knows)}
 	if s.Removed != nil {
 		list.Removed = s.Removed()
 	}
@@ -117,7 +117,7 @@ func (s *Server) getKeys(ctx context.Context, who Record, r *http.Request) (any,
 	if err != nil {
 		return nil, err
 	}
-	keys := Keys{CAKey: key, GossipKey: gossip.Keys[0], Gossip: &gossip, Trust: trustWord(trust, true), OwnKeys: own}
+	keys := Keys{CAKey: key, GossipKey: gossip.Keys[0], Gossip: &gossip, Trust: trustBundle(trust, true), OwnKeys: own}
 	if s.SealKeys != nil {
 		keys.SealKeys = s.SealKeys()
 	}

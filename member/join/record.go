@@ -177,7 +177,7 @@ func addMember(ctx context.Context, s Store, r Record, token storedToken) error 
 				again = old.Token == r.Token
 				t.Ops = append(t.Ops, removalOps(old, Removal{Name: old.Name, Removed: r.Joined.UTC()})...)
 				if old.IsServer() {
-					t.Ops = append(t.Ops, GossipKeyWish("another machine joined in the place of "+old.Name))
+					t.Ops = append(t.Ops, GossipKeyRotation("another machine joined in the place of "+old.Name))
 				}
 			}
 		}
@@ -237,7 +237,7 @@ func RemoveMember(ctx context.Context, s Store, name string, now time.Time) (Rec
 		if rev != 0 {
 			t.Ops = append(t.Ops, removalOps(r, Removal{Name: r.Name, Removed: now.UTC()})...)
 			if r.IsServer() {
-				t.Ops = append(t.Ops, GossipKeyWish(r.Name+" was removed"))
+				t.Ops = append(t.Ops, GossipKeyRotation(r.Name+" was removed"))
 			}
 		}
 		res, err := s.Txn(ctx, t)

@@ -43,7 +43,7 @@ func SetRole(ctx context.Context, s Store, name string, role pki.Role) (Record, 
 		rec.Role = role
 		ops := []mvcc.Op{put(memberPrefix+rec.ID, rec)}
 		if role == pki.Agent {
-			ops = append(ops, GossipKeyWish(name+" was demoted"))
+			ops = append(ops, GossipKeyRotation(name+" was demoted"))
 		}
 		res, err := s.Txn(ctx, mvcc.Txn{
 			Origin:   origin,

@@ -27,7 +27,7 @@ func TestSeparateAuthorities(t *testing.T) {
 	}
 	var known []string
 	w.server.NoteSeparate = func(_ context.Context, id string, _ func() bool) error { known = append(known, id); return nil }
-	old, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a0") // before
+	old, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a0") // before
 	if err != nil || len(old.Own) > 0 {
 		t.Fatalf("%+v, %v", old, err)
 	}
@@ -50,7 +50,7 @@ func TestSeparateAuthorities(t *testing.T) {
 
 	separate.Number = 4
 	w.trust.Store(separate)
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestSeparateAuthorities(t *testing.T) {
 		t.Errorf("renewed: %+v, %v", answer, err)
 	}
 	for knows, want := range map[bool]bool{true: true, false: false} {
-		if word := trustWord(separate, knows); (word != nil) != want {
+		if word := trustBundle(separate, knows); (word != nil) != want {
 			t.Errorf("a member that knows (%t) of separate authorities hears %+v", knows, word)
 		}
 	}
@@ -75,7 +75,7 @@ func TestSeparateAuthorities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	token := w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour})
+	token := w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour})
 	_, err = w.server.admit(t.Context(), Request{TokenID: token.ID, TokenSecret: token.Secret, Name: "a2", Addr: wish.Addr, CSR: csr, Version: "v0.9"}, "127.0.0.1:1", time.Now())
 	var no *Refusal
 	if !errors.As(err, &no) || !strings.Contains(no.Message, "which clusterd v0.9 does not know") {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -221,7 +222,7 @@ func (s *Server) renew(ctx context.Context, req Renewal, now time.Time) (*Certif
 	if err != nil {
 		return nil, err
 	}
-	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustWord(trust, req.Separate)}, nil
+	return &Certificate{NodeCert: pki.EncodeCert(cert), Epoch: s.Epoch, Servers: s.Servers(), Trust: trustBundle(trust, req.Separate)}, nil
 }
 
 // checkJoiner says what is wrong with a machine's name or address.
@@ -235,10 +236,10 @@ func checkJoiner(name string, addr netip.AddrPort) error {
 	return nil
 }
 
-// cut shortens a stranger's words.
+// cut bounds the length of what an unauthenticated client sent, at a character's end.
 func cut(text string) string {
 	if len(text) > maxNameShown {
-		return text[:maxNameShown] + "…"
+		return strings.ToValidUTF8(text[:maxNameShown], "") + "…"
 	}
 	return text
 }

@@ -43,8 +43,8 @@ type tokenRecord struct {
 	Key string `json:"key,omitempty"`
 }
 
-// TokenWish is what a token is to be good for.
-type TokenWish struct {
+// TokenOptions are the properties of a new token.
+type TokenOptions struct {
 	Role pki.Role
 	Uses int // 0: any number
 	TTL  time.Duration
@@ -54,9 +54,8 @@ type TokenWish struct {
 	From []netip.Prefix
 }
 
-// Check says what cannot be wished: a name that no machine can have, or that is for
-// more machines than one.
-func (w TokenWish) Check() error {
+// Validate rejects names that no machine can have, and a name with more uses than one.
+func (w TokenOptions) Validate() error {
 	if w.Name == "" {
 		return nil
 	}
@@ -74,7 +73,7 @@ func (w TokenWish) Check() error {
 const tokenKept = 7 * 24 * time.Hour
 
 // CreateToken makes and records a token.
-func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, wish TokenWish, now time.Time) (pki.Token, TokenInfo, error) {
+func CreateToken(ctx context.Context, s Store, ca *x509.Certificate, wish TokenOptions, now time.Time) (pki.Token, TokenInfo, error) {
 	t := pki.NewToken(ca)
 	info := TokenInfo{ID: t.ID, Role: wish.Role, Uses: wish.Uses, Created: now.UTC(), Expires: now.Add(wish.TTL).UTC(), Authority: t.Authority, For: wish.Name, From: wish.From}
 	op := tokenRecord{TokenInfo: info, Hash: pki.HashSecret(t.Secret)}.put(now)

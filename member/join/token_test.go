@@ -16,15 +16,15 @@ func TestBoundToken(t *testing.T) {
 	here := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("127.0.0.0/8")}
 	elsewhere := here[:1]
 	for _, tt := range []struct {
-		wish TokenWish
+		wish TokenOptions
 		name string
 		want string
 	}{
-		{TokenWish{Name: "n5"}, "n6", "is for the machine n5, and this one is n6"},
-		{TokenWish{From: elsewhere}, "n6", "is good from 192.0.2.0/24, and this machine asks from 127.0.0.1:"},
-		{TokenWish{Name: "n6", From: elsewhere}, "n6", "is good from 192.0.2.0/24"},
-		{TokenWish{Name: "n6", From: here}, "n6", ""},
-		{TokenWish{From: here}, "n7", ""},
+		{TokenOptions{Name: "n5"}, "n6", "is for the machine n5, and this one is n6"},
+		{TokenOptions{From: elsewhere}, "n6", "is good from 192.0.2.0/24, and this machine asks from 127.0.0.1:"},
+		{TokenOptions{Name: "n6", From: elsewhere}, "n6", "is good from 192.0.2.0/24"},
+		{TokenOptions{Name: "n6", From: here}, "n6", ""},
+		{TokenOptions{From: here}, "n7", ""},
 	} {
 		tt.wish.Role, tt.wish.Uses, tt.wish.TTL = pki.Agent, 1, time.Hour
 		tok := w.tokenFor(t, tt.wish)
@@ -48,10 +48,10 @@ func TestBoundToken(t *testing.T) {
 			}
 		}
 	}
-	for wish, want := range map[*TokenWish]string{
+	for wish, want := range map[*TokenOptions]string{
 		{Name: "n_5", Uses: 1}: `name "n_5": no machine can have it`, {Name: "n5"}: "uses is 0", {Name: "n5", Uses: 2}: "uses is 2", {Name: "n5", Uses: 1}: "", {Uses: 9}: "",
 	} {
-		if err := wish.Check(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		if err := wish.Validate(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", wish, err)
 		}
 	}

@@ -24,7 +24,7 @@ func TestTrustWord(t *testing.T) {
 		noted[id] = number
 		return nil
 	}
-	res, wish, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a1")
+	res, wish, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestTrustWord(t *testing.T) {
 	}
 
 	// A token from before still opens the door.
-	if res, _, err := w.join(t, w.tokenFor(t, TokenWish{Role: pki.Agent, TTL: time.Hour}), "a2"); err != nil || res.Trust != 2 {
+	if res, _, err := w.join(t, w.tokenFor(t, TokenOptions{Role: pki.Agent, TTL: time.Hour}), "a2"); err != nil || res.Trust != 2 {
 		t.Errorf("by a token that pins the old authority: %+v, %v", res, err)
 	} else if trust, err := pki.ParseTrust(res.Trust, res.CACert, nil); err != nil || trust.Signer().ID() != next.ID() {
 		t.Errorf("the joiner trusts %+v, %v", trust, err)

@@ -232,8 +232,8 @@ func (ca *CA) sign(t *x509.Certificate, pub crypto.PublicKey, now time.Time) (*x
 	return x509.ParseCertificate(der)
 }
 
-// LookAgain is how long after a look at NeedsRenewal the next one is due.
-func LookAgain(cert *x509.Certificate) time.Duration {
+// RenewalCheckInterval is how long after a look at NeedsRenewal the next one is due.
+func RenewalCheckInterval(cert *x509.Certificate) time.Duration {
 	return max(cert.NotAfter.Sub(cert.NotBefore)/50, 100*time.Millisecond)
 }
 

@@ -176,7 +176,7 @@ func TestShortLives(t *testing.T) {
 	if life := cert.NotAfter.Sub(now); life > 40*time.Second || NeedsRenewal(cert, now.Add(20*time.Second)) || !NeedsRenewal(cert, now.Add(30*time.Second)) {
 		t.Errorf("it lives %s", life)
 	}
-	if again := LookAgain(cert); again > time.Second || again <= 0 {
+	if again := RenewalCheckInterval(cert); again > time.Second || again <= 0 {
 		t.Errorf("looked at each %s", again)
 	}
 	person, err := ca.IssueClient(ca.key.Public(), "admin", nil, AdminLifetime, now)
@@ -184,7 +184,7 @@ func TestShortLives(t *testing.T) {
 		t.Errorf("a person's lives %s, %v", person.NotAfter.Sub(now), err)
 	}
 	long, err := ca.Shorter(0).IssueServer(ca.key.Public(), "n1", nil, now)
-	if err != nil || long.NotAfter.Sub(now) < ServerLifetime-time.Minute || LookAgain(long) < time.Hour {
+	if err != nil || long.NotAfter.Sub(now) < ServerLifetime-time.Minute || RenewalCheckInterval(long) < time.Hour {
 		t.Errorf("without it: %s, %v", long.NotAfter.Sub(now), err)
 	}
 }

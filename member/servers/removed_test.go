@@ -122,7 +122,7 @@ func TestRemovedServer(t *testing.T) {
 			onDisk = b
 			return json.Unmarshal(b, &saved)
 		},
-		Cut: func(id string) { cut = append(cut, id); agentPort.Cut(id) },
+		Cut: func(id string) { cut = append(cut, id); agentPort.CloseConns(id) },
 	}
 	if list, err = New(cfg); err != nil {
 		t.Fatal(err)

@@ -55,7 +55,7 @@ type List struct {
 	now     func() time.Time
 	removal removal
 	slow    slowness
-	asked   chan struct{} // holds a word when the list is to be asked for now
+	asked   chan struct{} // signalled (capacity 1) when the list is to be asked for now
 }
 
 // Config is what a List needs.
@@ -79,7 +79,7 @@ type Config struct {
 	Role func(pki.Role)
 	// Trust is called with the authorities to trust, from servers whose key is in the
 	// list. It must not block for long. May be nil.
-	Trust func(join.TrustWord)
+	Trust func(join.TrustBundle)
 	// TrustNumber returns the number of the last state of the authority that this node
 	// has; nil: it does not say.
 	TrustNumber func() uint64
@@ -327,8 +327,8 @@ func (l *List) Run(ctx context.Context, refused func(context.Context) error) err
 	}
 }
 
-// Poke has Run ask now: a server said that there are changes.
-func (l *List) Poke() {
+// RequestRefresh has Run ask now: a server said that there are changes.
+func (l *List) RequestRefresh() {
 	select {
 	case l.asked <- struct{}{}:
 	default:

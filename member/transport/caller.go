@@ -131,7 +131,7 @@ func broken(err error) error { return fmt.Errorf("for whom a node call is: %v", 
 type callKey struct{}
 
 // CallerFrom is the user for whom the request is; nil: the server that sends it asks
-// for itself, or is of a version that does not say, see Unsaid.
+// for itself, or is of a version that does not say, see CallerUnknown.
 func CallerFrom(ctx context.Context) *Caller {
 	c, ok := ctx.Value(callKey{}).(*callConn)
 	if !ok {
@@ -142,9 +142,9 @@ func CallerFrom(ctx context.Context) *Caller {
 	return c.caller
 }
 
-// Unsaid reports whether the request came over the former name of a protocol: servers
+// CallerUnknown reports whether the request came over the former name of a protocol: servers
 // that speak it do not say for whom a call is, be it themselves or any user of theirs.
-func Unsaid(ctx context.Context) bool {
+func CallerUnknown(ctx context.Context) bool {
 	c, ok := ctx.Value(callKey{}).(*callConn)
 	if !ok {
 		return false

@@ -37,7 +37,7 @@ func reach(t testing.TB, p *Port, id Identity, want, protocol string) (resumed b
 		}
 		return false, err
 	}
-	return c.ConnectionState().DidResume, nil
+	return c.(*tls.Conn).ConnectionState().DidResume, nil
 }
 
 // welcome sends a byte over each connection of a protocol.

@@ -325,13 +325,13 @@ func refusalCause(from net.Addr, protocol string) string {
 	return protocol + " from " + host
 }
 
-// Cut closes what the node with that id has open here, requests to the API
+// CloseConns closes what the node with that id has open here, requests to the API
 // included. It can connect again unless its key is revoked.
-func (p *Port) Cut(id string) { p.live.cut(id) }
+func (p *Port) CloseConns(id string) { p.live.cut(id) }
 
-// CutDistrusted closes what was opened with certificates that the authorities of
+// CloseUntrusted closes what was opened with certificates that the authorities of
 // now have not signed, but for those of the keys that keep vouches for.
-func (p *Port) CutDistrusted(keep func(id string) bool) {
+func (p *Port) CloseUntrusted(keep func(id string) bool) {
 	p.live.cutIf(func(id string, leaf *x509.Certificate) bool {
 		_, err := leaf.Verify(x509.VerifyOptions{Roots: p.id.Roots(leaf), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		var end x509.CertificateInvalidError
@@ -438,8 +438,12 @@ func PeerFrom(ctx context.Context) (id, name string) {
 
 // Dial connects to the node at addr for one protocol. want is the id the peer
 // must have; empty: any node of the cluster whose role answers it will do.
-func (id Identity) Dial(ctx context.Context, addr netip.AddrPort, want, protocol string) (*tls.Conn, error) {
-	return id.DialHost(ctx, addr.String(), want, protocol)
+func (id Identity) Dial(ctx context.Context, addr netip.AddrPort, want, protocol string) (net.Conn, error) {
+	c, err := id.DialHost(ctx, addr.String(), want, protocol)
+	if err != nil {
+		return nil, err // and no *tls.Conn that is nil
+	}
+	return c, nil
 }
 
 // DialHost is Dial to HOST:PORT.

@@ -265,7 +265,7 @@ func TestHTTPOverAProtocol(t *testing.T) {
 }
 
 // refused checks that a server drops the connection without handing it on.
-func refused(t *testing.T, p *Port, c *tls.Conn, proto string) {
+func refused(t *testing.T, p *Port, c net.Conn, proto string) {
 	t.Helper()
 	defer c.Close()
 	c.SetReadDeadline(time.Now().Add(30 * time.Second))
@@ -370,7 +370,7 @@ func TestCutEndsWhatIsOpen(t *testing.T) {
 	}
 	cut, atCut, cutID := open("n2")
 	kept, atKept, _ := open("n3")
-	p.Cut(cutID)
+	p.CloseConns(cutID)
 	for _, c := range []net.Conn{cut, atCut} {
 		c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {

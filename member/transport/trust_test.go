@@ -108,7 +108,7 @@ func TestCutDistrusted(t *testing.T) {
 	defer silent.Close()
 
 	trust.Store(pki.NewTrust(2, next))
-	p.CutDistrusted(func(id string) bool { return id == memberID })
+	p.CloseUntrusted(func(id string) bool { return id == memberID })
 	for name, test := range map[string]struct {
 		conn net.Conn
 		open bool

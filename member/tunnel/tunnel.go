@@ -63,7 +63,7 @@ type Hub struct {
 	sessions map[string]*session // by the agent's id
 	met      map[string]bool     // ids of agents that have been connected
 
-	// connected holds a word when an agent has connected, for Probe.
+	// connected is signalled (capacity 1) when an agent has connected, for Probe.
 	connected chan struct{}
 }
 

@@ -162,7 +162,7 @@ func TestServersCallAgents(t *testing.T) {
 		t.Errorf("who has no connection: %v", err)
 	}
 	// The port cuts what a removed node has open, its tunnel, too.
-	p2.Cut(a2.id)
+	p2.CloseConns(a2.id)
 	if got := ask(t, hub2, a2.id); got != "a2 answers n2" {
 		t.Errorf("after it connected again: %q", got)
 	}

@@ -177,11 +177,8 @@ func (s *sizes) searching() bool {
 // than want.
 func (s *sizes) settled() bool { return s.bad > 0 && s.bad-s.least() <= closeEnough }
 
-// shortest is what each path carries at least (RFC 791, RFC 8200).
-const (
-	shortest4 = 576
-	shortest6 = 1280
-)
+// shortest4 is what each path carries at least (RFC 791; IPv6 has 1280, RFC 8200).
+const shortest4 = 576
 
 func (s *sizes) least() int { return max(s.good, min(shortest4, s.want)) }
 

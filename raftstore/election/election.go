@@ -78,7 +78,7 @@ type Election struct {
 	stood atomic.Pointer[time.Time] // when this member last made itself a candidate
 }
 
-// New starts nothing, see AttendLeader, AttendSilence and Agree.
+// New starts nothing, see MonitorLeader, MonitorSilence and Agree.
 func New(cfg Config) *Election {
 	if cfg.Silence == 0 {
 		cfg.Silence = cfg.HeartbeatTimeout * 9 / 10
@@ -86,10 +86,10 @@ func New(cfg Config) *Election {
 	return &Election{cfg: cfg}
 }
 
-// AttendLeader keeps a silent stream open to each leader in turn. When it ends
+// MonitorLeader keeps a silent stream open to each leader in turn. When it ends
 // and cannot be opened again because the host refuses, the leader is gone. It
 // returns with ctx.
-func (e *Election) AttendLeader(ctx context.Context) {
+func (e *Election) MonitorLeader(ctx context.Context) {
 	for ctx.Err() == nil {
 		leader, changed := e.cfg.Leader.Current()
 		if leader != "" && leader != e.cfg.ID && e.isGone(ctx, leader, changed) {
@@ -137,9 +137,9 @@ func (e *Election) isGone(ctx context.Context, leader string, changed <-chan str
 	}
 }
 
-// AttendSilence stands for election when the voters agree that they have no
+// MonitorSilence stands for election when the voters agree that they have no
 // leader, or hear nothing of the one they have. It returns with ctx.
-func (e *Election) AttendSilence(ctx context.Context) {
+func (e *Election) MonitorSilence(ctx context.Context) {
 	again := e.cfg.Silence / 32
 	for asked := 0; ; {
 		wait := e.cfg.Silence

@@ -126,7 +126,7 @@ func TestSilentLeader(t *testing.T) {
 		e.cfg.Leader.Set("l", 5)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
-		go func() { defer close(ended); e.AttendSilence(ctx) }()
+		go func() { defer close(ended); e.MonitorSilence(ctx) }()
 		for range 100 {
 			time.Sleep(800 * time.Millisecond) // a machine that is busy
 			r.hear()
@@ -159,7 +159,7 @@ func TestGoneLeader(t *testing.T) {
 			e.cfg.Leader.Set("l", 5)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
-			go func() { defer close(ended); e.AttendLeader(ctx) }()
+			go func() { defer close(ended); e.MonitorLeader(ctx) }()
 			time.Sleep(100 * time.Millisecond)
 			if n := stood.Load(); n != tc.want {
 				t.Errorf("dial says %v: stood %d times", tc.dial, n)

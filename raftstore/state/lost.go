@@ -118,10 +118,10 @@ func (s *State) NoteMembers(ms []Member) error {
 	return nil
 }
 
-// Disbelieve notes that the state is wrong: at the next start it is set aside, to
+// MarkCorrupt notes that the state is wrong: at the next start it is set aside, to
 // be fetched from the other members. why is nil if it was noted, or says why it
 // cannot be fetched.
-func (s *State) Disbelieve(reason error) (why, err error) {
+func (s *State) MarkCorrupt(reason error) (why, err error) {
 	if why := s.healable(); why != nil {
 		return why, nil
 	}

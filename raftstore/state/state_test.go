@@ -95,7 +95,7 @@ func TestLostState(t *testing.T) {
 	if s, _, err = open(t, dir); err != nil || s.Lost || s.Had {
 		t.Fatalf("after it was taken out: %+v, %v", s, err)
 	}
-	if why, err := s.Disbelieve(errors.New("it differs")); why != nil || err != nil {
+	if why, err := s.MarkCorrupt(errors.New("it differs")); why != nil || err != nil {
 		t.Errorf("disbelieve: %v, %v", why, err)
 	}
 	if err := s.Close(); err != nil {

@@ -10,6 +10,7 @@
 package attachdetach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -307,15 +308,7 @@ func (c *controller) look(name string) (*input, error) {
 		p.unwanted = c.since(unwantedKey{name, p.name}, len(p.pods) == 0 && p.attachment != nil, in.now)
 		in.places = append(in.places, *p)
 	}
-	slices.SortFunc(in.places, func(a, b place) int {
-		switch {
-		case a.name < b.name:
-			return -1
-		case a.name > b.name:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(in.places, func(a, b place) int { return cmp.Compare(a.name, b.name) })
 	c.forget(name, places)
 	return in, nil
 }

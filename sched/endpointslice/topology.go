@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/clusterd/clusterd/apis/core"
 )
 
 // overload is by how much a zone's endpoints may be asked for more than the others',
@@ -24,7 +26,7 @@ type shares map[string]float64
 func sharesOf(nodes []*corev1.Node) (out shares, why string) {
 	out, total := shares{}, 0.0
 	for _, node := range nodes {
-		if !nodeReady(node) {
+		if !core.NodeReady(node) {
 			continue
 		}
 		zone, cpu := node.Labels[corev1.LabelTopologyZone], node.Status.Allocatable[corev1.ResourceCPU]
@@ -41,12 +43,6 @@ func sharesOf(nodes []*corev1.Node) (out shares, why string) {
 		out[zone] /= total
 	}
 	return out, ""
-}
-
-func nodeReady(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // auto reports whether the Service asks that its endpoints be shared out to zones by
@@ -101,10 +97,7 @@ func (s shares) share(endpoints []discoveryv1.Endpoint) (why string) {
 	}
 	for _, zone := range names {
 		slices.SortFunc(at[zone], func(a, b int) int {
-			if endpoints[a].TargetRef.Name < endpoints[b].TargetRef.Name {
-				return -1
-			}
-			return 1
+			return cmp.Compare(endpoints[a].TargetRef.Name, endpoints[b].TargetRef.Name)
 		})
 		for _, i := range at[zone] {
 			give(i, zone)
@@ -157,7 +150,7 @@ func weighs(old, node *corev1.Node) bool {
 		return true
 	}
 	a, b := old.Status.Allocatable[corev1.ResourceCPU], node.Status.Allocatable[corev1.ResourceCPU]
-	return nodeReady(old) != nodeReady(node) || a.Cmp(b) != 0
+	return core.NodeReady(old) != core.NodeReady(node) || a.Cmp(b) != 0
 }
 
 // particulars are what differs between reasons of one kind: numbers, and names in

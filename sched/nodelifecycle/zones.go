@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -123,12 +124,7 @@ func Suspended(nodes []*corev1.Node) (out []Zone) {
 			out = append(out, z)
 		}
 	}
-	slices.SortFunc(out, func(a, b Zone) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b Zone) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

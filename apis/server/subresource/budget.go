@@ -44,7 +44,7 @@ func (b budgets) spend(ctx context.Context, pod *corev1.Pod, dryRun bool) (asItI
 	if budget == nil || err != nil {
 		return false, err
 	}
-	if !ready(pod) && spareUnready(budget) {
+	if !core.PodReady(pod) && spareUnready(budget) {
 		return true, nil
 	}
 	key, err := b.store.KeyFunc(ctx, budget.Name)
@@ -125,13 +125,4 @@ func spareUnready(budget *policyv1.PodDisruptionBudget) bool {
 	}
 	return budget.Status.ObservedGeneration >= budget.Generation &&
 		budget.Status.CurrentHealthy >= budget.Status.DesiredHealthy && budget.Status.DesiredHealthy > 0
-}
-
-func ready(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }

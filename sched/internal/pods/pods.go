@@ -18,8 +18,7 @@ func Condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodConditi
 
 // Ready reports whether the pod's Ready condition is True.
 func Ready(pod *corev1.Pod) bool {
-	c := Condition(pod, corev1.PodReady)
-	return c != nil && c.Status == corev1.ConditionTrue
+	return core.PodReady(pod)
 }
 
 // Available reports whether the pod has been ready for minReady; if it is
