@@ -100,10 +100,13 @@ func (f *fencing) statefulSet() {
 		}}},
 	}}, metav1.CreateOptions{})
 	f.must(err)
-	now := f.podReady(f.ns, "keeper-0")
-	if c := podCondition(now, ournames.SelfFencingCondition); c == nil || c.Status != corev1.ConditionTrue {
-		f.t.Errorf("it does not say that it ends with its node's lease: %s", brief(now))
-	}
+	f.podReady(f.ns, "keeper-0")
+	f.podIs(f.ns, "keeper-0", "said to end with its node's lease", func(p *corev1.Pod) error {
+		if c := podCondition(p, ournames.SelfFencingCondition); c == nil || c.Status != corev1.ConditionTrue {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 }
 
 // stateless runs pods that may be doubled: their controller does not wait for the lost ones.

@@ -155,7 +155,7 @@ func TestE2ESealedKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.allAlive()
-	mustContain(t, "the Secret", e.ctl("get", "secret", "kept", "-o", "jsonpath={.data.word}", "--kubeconfig="+n2.Kubeconfig()), "ZnJvbS1iZWZvcmU=")
+	e.eventuallyHas([]string{"get", "secret", "kept", "-o", "jsonpath={.data.word}", "--kubeconfig=" + n2.Kubeconfig()}, "ZnJvbS1iZWZvcmU=")
 
 	// A node whose sealing key is lost can be removed.
 	a1 := nodeOf(e, "a1")
