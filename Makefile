@@ -248,10 +248,11 @@ bench-dns: bin/peers/coredns ## names a second beside CoreDNS, with 10 000 Servi
 
 SERVERS ?= 1
 CASES   ?= 100x400,1000x2500
+BURST   ?= 100x1000
 .PHONY: bench-sched
-bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) on hollow nodes with SERVERS servers: JSON lines (root)
+bench-sched: build ## decisions a second; a Deployment of CASES (nodes x pods) on hollow nodes with SERVERS servers, a BURST of pods: JSON lines (root)
 	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./sched/scheduler
-	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
+	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES) -burst $(BURST)
 
 .PHONY: bench-scale
 NODES ?= 1000
