@@ -264,11 +264,12 @@ bench-dns: bin/peers/coredns ## DNS queries a second beside CoreDNS
 
 SERVERS ?= 1
 CASES   ?= 100x400,1000x2500
-# Decisions a second, then a Deployment of CASES (nodes x pods) with SERVERS servers.
+BURST   ?= 100x1000
+# Decisions a second, then a Deployment of CASES (nodes x pods) with SERVERS servers, a BURST of pods.
 .PHONY: bench-sched
 bench-sched: build ## scheduling rate on hollow nodes; SERVERS, CASES (root)
 	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./sched/scheduler
-	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES)
+	cd bench && $(GO) run ./sched -servers $(SERVERS) -cases $(CASES) -burst $(BURST)
 
 # Joins, rest, ten pods each, servers killed.
 .PHONY: bench-scale

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -48,6 +49,8 @@ func Lease() kind.Kind {
 			return []any{l.Name, holder, cells.Since(l.CreationTimestamp, now)}
 		},
 		CreateOnUpdate: true,
+		// Thousands of nodes renew theirs all the time, each its own.
+		NeverTracked: func(l *coordinationv1.Lease) bool { return l.Namespace == corev1.NamespaceNodeLease },
 	}.Kind()
 }
 

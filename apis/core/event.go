@@ -57,6 +57,7 @@ func Event() kind.Kind {
 		Fields: eventFields,
 
 		TTLSeconds:          func(*corev1.Event) uint64 { return eventSeconds },
+		NeverTracked:        func(*corev1.Event) bool { return true },
 		CreateOnUpdate:      true,
 		UnconditionalUpdate: true,
 	}.Kind()

@@ -73,6 +73,9 @@ type Kind struct {
 	// Untracked: objects created by the cluster's own controllers have no
 	// managedFields until a client uses server-side apply on them.
 	Untracked bool
+	// NeverTracked reports whether the object has none whoever makes it, until a client
+	// applies to it: what one writer writes, and most often. nil: no object of the kind.
+	NeverTracked func(obj runtime.Object) bool
 
 	// Views are the other versions that the kind is served in; none is stored.
 	Views []View

@@ -49,6 +49,7 @@ type Typed[T runtime.Object] struct {
 	OrphansByDefault    bool
 	OrphanWarning       string
 	Untracked           bool
+	NeverTracked        func(obj T) bool
 }
 
 // TypedStatus is Status over the kind's own Go type.
@@ -102,6 +103,7 @@ func (t Typed[T]) Kind() Kind {
 		OrphansByDefault:    t.OrphansByDefault,
 		OrphanWarning:       t.OrphanWarning,
 		Untracked:           t.Untracked,
+		NeverTracked:        oneTo(t.NeverTracked),
 	}
 	if t.Requested != nil {
 		k.Requested = func(obj runtime.Object, by authenticationv1.UserInfo) { t.Requested(obj.(T), by) }

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
 )
@@ -151,6 +154,32 @@ func BenchmarkPodLine(b *testing.B) {
 			status(b, one)
 		}
 	})
+}
+
+// BenchmarkLease is a renewal as an agent sends it, of a node's Lease and of another.
+func BenchmarkLease(b *testing.B) {
+	s := servertest.Start(b, nil)
+	for _, namespace := range []string{corev1.NamespaceNodeLease, metav1.NamespaceDefault} {
+		leases := s.Client.CoordinationV1().Leases(namespace)
+		at := metav1.NowMicro()
+		l, err := leases.Create(b.Context(), &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To("n1"), LeaseDurationSeconds: ptr.To[int32](40), RenewTime: &at},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(namespace, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				now := metav1.NewMicroTime(l.Spec.RenewTime.Add(time.Second))
+				l.Spec.RenewTime = &now
+				if l, err = leases.Update(b.Context(), l, metav1.UpdateOptions{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }
 
 // BenchmarkStart is the time from nothing to ready.

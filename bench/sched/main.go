@@ -149,8 +149,8 @@ func one(ctx context.Context, bin string, servers int, s size, profiles string) 
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	c, err := cluster.Up(ctx, cluster.Config{
 		Dir: filepath.Join(dir, "c"), Bin: bin, Nodes: servers, Bridge: "cdbench", Subnet: netip.MustParsePrefix("10.88.0.0/24"),
-		// Room for a network per node.
-		Args: []string{"--log-level=warn", "--cluster-cidr=10.128.0.0/9"},
+		Args:     []string{"--log-level=warn"},
+		InitArgs: []string{"--cluster-cidr=10.128.0.0/9"}, // room for a network per node
 	})
 	if err != nil {
 		return f, err

@@ -42,7 +42,7 @@ func (s strategy) AllowUnconditionalUpdate(context.Context) bool { return s.kind
 func (s strategy) Canonicalize(runtime.Object)                   {}
 
 func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	if s.kind.Untracked && ownLoop(ctx) {
+	if s.kind.Untracked && ownLoop(ctx) || s.kind.NeverTracked != nil && s.kind.NeverTracked(obj) {
 		untrack(obj)
 	}
 	if s.kind.PrepareCreate != nil {
