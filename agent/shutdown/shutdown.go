@@ -90,7 +90,7 @@ func (g *Guard) Run(ctx context.Context) error {
 		}
 		if why := err.Error(); why != g.said {
 			g.said = why
-			klog.FromContext(ctx).Info("Shutdowns of this machine are not held up: pods get no time of their own to end then; will retry", "err", err)
+			klog.FromContext(ctx).Error(err, "Shutdowns of this machine are not held up: pods get no time of their own to end then; will retry")
 		}
 		if time.Since(begun) > most {
 			delay = first
