@@ -20,7 +20,10 @@ import (
 // TestManyWatches: a user has so many watches and no more; nobody else is kept
 // from one, and one that ends makes room.
 func TestManyWatches(t *testing.T) {
-	s := servertest.Start(t, func(c *server.Config) { c.Streams = 3 })
+	s := servertest.Start(t, func(c *server.Config) {
+		c.Streams = 3
+		c.RawHandlers = map[string]http.Handler{"/raw/": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })}
+	})
 	admin := s.Listen(t)
 	address := strings.TrimPrefix(admin.Host, "https://")
 	must[*rbacv1.ClusterRole](t)(s.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
@@ -70,9 +73,15 @@ func TestManyWatches(t *testing.T) {
 		t.Errorf("a list: %d", code)
 	}
 	ofAdmin := client("root", user.SystemPrivilegedGroup)
-	for range 4 { // administrators and nodes have ten times as many
+	for range 30 { // administrators and nodes have ten times as many
 		w := must[watch.Interface](t)(follow(ofAdmin))
 		open = append(open, w)
+	}
+	// One that has all that it may have still sees how its server is.
+	for path, want := range map[string]int{"/api/v1/namespaces/default/configmaps?watch=true": http.StatusTooManyRequests, "/raw/state": http.StatusNoContent} {
+		if code, _, _ := ask(t, t.Context(), s.CertConfig(t, address, "root", user.SystemPrivilegedGroup), path); code != want {
+			t.Errorf("%s by who has 30 watches: %d, want %d", path, code, want)
+		}
 	}
 	for range 4 { // parts of this program are not counted
 		w := must[watch.Interface](t)(s.ClientFor(t, "watcher").CoreV1().ConfigMaps("default").Watch(t.Context(), metav1.ListOptions{}))
