@@ -170,7 +170,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"members", "rm", ""}, "n2\nn1\n:4\n"},
 		{[]string{"token", "rm", "a"}, "abc\n:4\n"},
 		{[]string{"image", "ls", "--node", ""}, "n1\nn2\nn3\n:4\n"},
-		{[]string{"tok"}, "token\tCreate, list and remove join tokens\n:4\n"},
+		{[]string{"snap"}, "snapshot\tSave the cluster to one encrypted file, verify or restore it\n:4\n"},
 	} {
 		var out, errOut bytes.Buffer
 		root := newRoot(genericiooptions.IOStreams{In: &bytes.Buffer{}, Out: &out, ErrOut: &errOut}, kubeconfigSearch{})

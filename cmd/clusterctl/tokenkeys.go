@@ -21,10 +21,10 @@ func newTokenKeysCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) 
 		Use:   "token-keys",
 		Short: "Show or rotate the keys that sign service account tokens",
 		Long: templates.LongDesc(`
-			Show the keys with which servers sign and recognise the tokens of service accounts;
-			others find their public parts at /openid/v1/jwks. Another key is made when it is
-			asked for, after clusterctl ca rotate or ca rotate secrets, and when the last one is
-			older than clusterd's --token-key-age.`),
+			Show the keys that sign and verify service account tokens; their public parts are
+			served at /openid/v1/jwks. A new key is created by token-keys rotate, by clusterctl
+			ca rotate or ca rotate secrets, and when the last one is older than clusterd's
+			--token-key-age.`),
 		Example: templates.Examples(`
 			# Which key signs, and how old is it?
 			clusterctl token-keys`),
@@ -68,15 +68,15 @@ func newTokenKeysRotateCommand(f cmdutil.Factory, streams genericiooptions.IOStr
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Make another key for service accounts' tokens",
+		Short: "Rotate the key that signs service account tokens",
 		Long: templates.LongDesc(`
-			Make another key for the tokens of service accounts. It is published at once and
-			signs a minute later, on all servers and without a restart. Tokens that the keys
-			before have signed stay good until they expire. Whoever may have read a key can
-			make tokens of it for as long as it verifies: clusterctl ca rotate secrets --finish
-			ends that, with all tokens in use.`),
+			Create a new signing key for service account tokens. It is published at once and
+			signs a minute later, on all servers and without a restart. Tokens signed by the
+			previous keys stay valid until they expire. A stolen key can sign tokens as long as
+			it verifies: clusterctl ca rotate secrets --finish ends that, and invalidates all
+			tokens in use.`),
 		Example: templates.Examples(`
-			# Make another key, and wait until it signs
+			# Create a new key, and wait until it signs
 			clusterctl token-keys rotate --wait`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

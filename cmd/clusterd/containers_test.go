@@ -93,7 +93,7 @@ default    web  main       app   3        Running  22   90s  /log/main.log  c1  
 }
 
 func TestRecordsOfNobody(t *testing.T) {
-	if _, err := runtimeRecords(t.Context(), "/no/such"); err == nil || !strings.Contains(err.Error(), `--data "/no/such": there is no such folder`) {
+	if _, err := runtimeRecords(t.Context(), "/no/such"); err == nil || !strings.Contains(err.Error(), `--data "/no/such": there is no such directory`) {
 		t.Errorf("%v", err)
 	}
 	if _, err := runtimeRecords(t.Context(), t.TempDir()); err == nil || !strings.Contains(err.Error(), "no podmon serves in ") || !strings.Contains(err.Error(), "--data") {
