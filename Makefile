@@ -179,6 +179,10 @@ security-test: build image ## attacks on three servers and two agents; ATTACKS (
 	$(GO) run ./examples/hello/pack -src ./e2e/security/escape -ref clusterd.local/escape:1 -o bin/escape.tar
 	CLUSTERD_SECURITY=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 60m -run 'TestSecurity/$(ATTACKS)' ./e2e/security
 
+.PHONY: doors-test
+doors-test: build image ## what three servers and two agents refuse, by kubectl, client-go and raw HTTP: status, message, audit line (root, minutes)
+	CLUSTERD_DOORS=$(CURDIR)/bin $(GO) test -count=1 -v -timeout 30m ./e2e/doors
+
 .PHONY: ui-test
 ui-test: build image ## the web page in headless Chromium (root)
 	e2e/browser/run.sh

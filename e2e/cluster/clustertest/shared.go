@@ -35,6 +35,7 @@ type Shared struct {
 
 	Servers int // default 1: n1 alone
 	Agents  int
+	Args    []string // further flags for every clusterd
 
 	Dir     string // removed by Main, a home for commands
 	Cluster *cluster.Netns
@@ -68,7 +69,7 @@ func (s *Shared) up(bin string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	s.Began = time.Now()
-	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: max(1, s.Servers), Agents: s.Agents, Bridge: s.Bridge, Subnet: s.Subnet})
+	c, err := cluster.Up(ctx, cluster.Config{Dir: filepath.Join(s.Dir, "c"), Bin: bin, Nodes: max(1, s.Servers), Agents: s.Agents, Bridge: s.Bridge, Subnet: s.Subnet, Args: s.Args})
 	if err != nil {
 		return err
 	}
