@@ -66,7 +66,7 @@ func TestFailedAttemptCountsForAll(t *testing.T) {
 		t.Fatalf("there is no program to start: %v", err)
 	}
 	c.connecting = under // as one sees it who came while it was under way
-	if _, got := c.connect(t.Context()); got != err {
+	if _, got := c.connect(t.Context()); !errors.Is(got, err) {
 		t.Errorf("one who waited has %v, want the attempt's %v", got, err)
 	}
 	// An attempt whose caller went says nothing to others.

@@ -205,7 +205,7 @@ func TestSource(t *testing.T) {
 	check("at first", "a", "first")
 	replace("password", "other")
 	check("another password", "a", "other")
-	if s.Settings() != s.Settings() || s.Settings() == before {
+	if now := s.Settings(); s.Settings() != now || now == before {
 		t.Error("it is read again without a change, or not at all")
 	}
 	replace("registries.yaml", text("b"))

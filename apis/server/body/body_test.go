@@ -164,10 +164,10 @@ func FuzzMembers(f *testing.F) {
 		}
 		text := data
 		if strings.HasSuffix(Media(contentType), "yaml") {
-			var err error
-			if text, err = yaml.YAMLToJSON(data); err != nil {
+			if _, err := yaml.YAMLToJSON(data); err != nil {
 				return
 			}
+			var err error
 			if text, err = fromYAML(data, repeats(data), 1<<20); err != nil {
 				t.Fatalf("%q is YAML, but %v", data, err)
 			}
