@@ -72,7 +72,7 @@ func newTokenKeysRotateCommand(f cmdutil.Factory, streams genericiooptions.IOStr
 		Long: templates.LongDesc(`
 			Make another key for the tokens of service accounts. It is published at once and
 			signs a minute later, on all servers and without a restart. Tokens that the keys
-			before have signed stay good until they expire. Whoever may have read a key can
+			before have signed stay good until they expire. Anybody who has read a key can
 			make tokens of it for as long as it verifies: clusterctl ca rotate secrets --finish
 			ends that, with all tokens in use.`),
 		Example: templates.Examples(`
