@@ -81,7 +81,7 @@ type Images interface {
 	// TryMapped says why root file systems cannot be mounted in that user
 	// namespace, nil: they can.
 	TryMapped(users *os.File) error
-	// Written is the folder of what a container has changed of its image.
+	// Written is the directory of what a container has changed of its image.
 	Written(id string) string
 	// VolumePath is where an image is mounted as a volume, or would be.
 	VolumePath(podUID, volume string) string
@@ -142,13 +142,13 @@ type Config struct {
 	// CDIDirs hold the descriptions of devices (Container Device Interface); default
 	// /etc/cdi and /var/run/cdi.
 	CDIDirs []string
-	// PodLogDir holds the containers' logs; default DataDir/log/pods. Folders
+	// PodLogDir holds the containers' logs; default DataDir/log/pods. Directories
 	// of unknown pods are removed only from the default.
 	PodLogDir string
-	// LogLinks is a folder for a link to each container's log, by the name that
+	// LogLinks is a directory for a link to each container's log, by the name that
 	// log shippers read: POD_NAMESPACE_CONTAINER-ID.log. Empty: none.
 	LogLinks string
-	// PodLogLinks is a folder for a link to each pod's log folder, by the name that log
+	// PodLogLinks is a directory for a link to each pod's log directory, by the name that log
 	// shippers read: NAMESPACE_NAME_UID. Empty: none.
 	PodLogLinks string
 	// ResolvConf is given to pods that are not to use cluster DNS; default:
@@ -536,7 +536,7 @@ func (a *Agent) annotations() map[string]string {
 	return out
 }
 
-// claimDir holds the volumes that are folders of this node.
+// claimDir holds the volumes that are directories of this node.
 func (a *Agent) claimDir() string {
 	return absolute(filepath.Join(a.cfg.DataDir, "claims"))
 }

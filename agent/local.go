@@ -31,7 +31,7 @@ func (a *Agent) localPod(view *pod.View) pressure.LocalPod {
 	p := view.Pod
 	dir := filepath.Join(a.cfg.DataDir, "pods", string(p.UID))
 	// Rendered volumes lie on disk if they hold nothing secret; what is mounted
-	// below these folders is not counted.
+	// below these directories is not counted.
 	out := pressure.LocalPod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, Others: []string{
 		filepath.Join(dir, "containers"), filepath.Join(dir, "etc-hosts"), filepath.Join(dir, "resolv.conf"),
 	}}
@@ -77,7 +77,7 @@ func (a *Agent) memoryFor(p *v1.Pod) int64 {
 	return all.Value()
 }
 
-// localUse adds up folders, in bytes.
+// localUse adds up directories, in bytes.
 func (a *Agent) localUse(ctx context.Context, dirs ...string) (int64, error) {
 	d, err := stats.DiskUse(ctx, dirs...)
 	return d.Bytes, err

@@ -19,7 +19,7 @@ import (
 )
 
 // powerCut leaves of the machine what a boot would find: its disk. Processes,
-// mounts, namespaces and cgroups are gone; the files of the data folder stay as
+// mounts, namespaces and cgroups are gone; the files of the data directory stay as
 // they are.
 func (m *machine) powerCut() {
 	m.t.Helper()

@@ -335,7 +335,7 @@ func TestRootDownwardVolumes(t *testing.T) {
 	})
 }
 
-// TestRootEmptyDirs: folders that every user may write to, on disk and in
+// TestRootEmptyDirs: directories that every user may write to, on disk and in
 // memory, and whose files have the modes that they were given.
 func TestRootEmptyDirs(t *testing.T) {
 	m := newMachine(t)

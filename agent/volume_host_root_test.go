@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// sharedDir is a folder of the host whose mounts reach those who ask for them.
+// sharedDir is a directory of the host whose mounts reach those who ask for them.
 func sharedDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +29,7 @@ func sharedDir(t *testing.T) string {
 	return dir
 }
 
-// mountTmpfs mounts a tmpfs with one file "f" on a new folder.
+// mountTmpfs mounts a tmpfs with one file "f" on a new directory.
 func mountTmpfs(t *testing.T, dir, content string) {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o777); err != nil {

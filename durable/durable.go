@@ -42,7 +42,7 @@ func Commit(f *os.File, name string) error {
 	return SyncDir(filepath.Dir(name))
 }
 
-// Rename gives a file or folder another name, permanently. What is in it must have
+// Rename gives a file or directory another name, permanently. What is in it must have
 // been synced before.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
@@ -55,7 +55,7 @@ func Rename(from, to string) error {
 	return err
 }
 
-// SyncDir makes the names in a folder durable: those given, and those removed.
+// SyncDir makes the names in a directory durable: those given, and those removed.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

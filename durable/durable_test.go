@@ -16,7 +16,7 @@ func content(t *testing.T, name string) string {
 	return string(b)
 }
 
-// holds fails the test unless the folder holds that many names.
+// holds fails the test unless the directory holds that many names.
 func holds(t *testing.T, dir string, n int) {
 	t.Helper()
 	if left, err := os.ReadDir(dir); err != nil || len(left) != n {

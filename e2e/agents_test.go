@@ -404,7 +404,7 @@ func (e *env) processOf(node, uid string) int {
 	return 0
 }
 
-// stolenIdentity is what lies in a node's folder.
+// stolenIdentity is what lies in a node's directory.
 func stolenIdentity(e *env, node string) transport.Identity {
 	e.t.Helper()
 	id, err := clustertest.Stolen(nodeOf(e, node))

@@ -32,7 +32,7 @@ const plainMarker = "marker-in-clear-on-purpose-9e44"
 
 // TestE2EEncryptionConfiguration: a cluster seals ConfigMaps and a custom kind by the file of
 // --encryption-provider-config, and Secrets as ever. Its keys are changed while it runs, to one
-// of a KMS plugin in the end; what was sealed before is sealed anew, and the former keys can go.
+// of a KMS plugin in the end; what was sealed before is sealed again, and the former keys can go.
 // A server without the file says what is wrong. After restarts and from a snapshot everything
 // is read, and no file on a disk holds a text of what is sealed.
 func TestE2EEncryptionConfiguration(t *testing.T) {
@@ -233,11 +233,11 @@ func TestE2EEncryptionConfiguration(t *testing.T) {
 	mustContain(t, "verify", e.ctl("snapshot", "verify", backup, "--passphrase-file", pass), "is whole", "k8s:enc:kms:v2:vault:")
 
 	searchFiles(t, dir)
-	if searchFiles(t, filepath.Dir(n2.Data)) == 0 { // all nodes' data folders, and their logs
+	if searchFiles(t, filepath.Dir(n2.Data)) == 0 { // all nodes' data directories, and their logs
 		t.Error("the search does not even find what lies in clear")
 	}
 
-	// Begun anew from the snapshot.
+	// Begun again from the snapshot.
 	for _, n := range []string{"n1", "n2"} {
 		if err := e.Stop(ctx, n); err != nil {
 			t.Fatal(err)
@@ -297,7 +297,7 @@ func (e *env) takenUp(file string) {
 	})
 }
 
-// searchFiles looks into every file below a folder that lies on a disk for the hidden
+// searchFiles looks into every file below a directory that lies on a disk for the hidden
 // texts, as they are and in the three forms that base64 gives them, and counts those with
 // the plain one.
 func searchFiles(t *testing.T, folder string) (plain int) {

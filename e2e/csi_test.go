@@ -24,7 +24,7 @@ import (
 
 const diskDriver = "disks.example.com"
 
-// disks are volumes of a driver that runs beside each node, on folders that all
+// disks are volumes of a driver that runs beside each node, on directories that all
 // nodes reach, and what its sidecars do.
 type disks struct {
 	*env

@@ -190,7 +190,7 @@ func TestE2EDevices(t *testing.T) {
 		return nil
 	})
 
-	// The node is killed: devices stay with their pods, and nothing is prepared anew.
+	// The node is killed: devices stay with their pods, and nothing is prepared again.
 	e.must(e.Kill(n.Name))
 	e.must(e.Start(t.Context(), n.Name))
 	for _, p := range e.podsReady(ns, "app=users", 4) {

@@ -534,7 +534,7 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 	e.ctl("-n", ns, "delete", "deployment/stalls", "pod/stalls", "--wait=false")
 }
 
-// hashOf is a hash of all files below a folder.
+// hashOf is a hash of all files below a directory.
 func hashOf(t *testing.T, dir string) string {
 	t.Helper()
 	h := sha256.New()

@@ -66,7 +66,7 @@ type fencing struct {
 	took []time.Duration // until the stateless pods of a lost node ran elsewhere
 }
 
-// volume makes a folder that all nodes reach, as a file server's is.
+// volume makes a directory that all nodes reach, as a file server's is.
 func (f *fencing) volume() {
 	f.t.Helper()
 	f.must(os.Chmod(f.dir, 0o777))

@@ -26,7 +26,7 @@ import (
 // foreign is a container of podman on the machine that the nodes are on; nil: there
 // is no podman.
 type foreign struct {
-	podman []string // the program, with the folders that are its own for this test
+	podman []string // the program, with the directories that are its own for this test
 	state  foreignState
 }
 
@@ -178,7 +178,7 @@ func removeCgroups(name string) error {
 	return nil
 }
 
-// unpack writes the files of an image to a folder.
+// unpack writes the files of an image to a directory.
 func unpack(image, dir string) error {
 	img, err := tarball.ImageFromPath(image, nil)
 	if err != nil {

@@ -59,7 +59,7 @@ type env struct {
 	config *rest.Config
 }
 
-// bin is the folder of the programs under test.
+// bin is the directory of the programs under test.
 func bin(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("CLUSTERD_BIN")
@@ -183,7 +183,7 @@ func (e *env) dump() {
 	}
 }
 
-// keepLog copies a node's log out of the folder that is about to go.
+// keepLog copies a node's log out of the directory that is about to go.
 func (e *env) keepLog(n cluster.Node) {
 	r, err := e.Logs(n.Name)
 	if err != nil {

@@ -99,7 +99,7 @@ func (e *env) showResync(t *testing.T, line *between, ns, name string, lost core
 	line.leave()
 }
 
-// short calls fn with a short name of podmon's folder: those of sockets are
+// short calls fn with a short name of podmon's directory: those of sockets are
 // bounded.
 func (b *between) short(fn func(dir string) error) error {
 	dir, err := os.MkdirTemp("", "pm")

@@ -168,7 +168,7 @@ func TestE2ESealedKeys(t *testing.T) {
 	}
 }
 
-// keysInClear are the files of a node's data folder that hold a key in clear, but for links.
+// keysInClear are the files of a node's data directory that hold a key in clear, but for links.
 func (e *env) keysInClear(node string) (found []string) {
 	e.t.Helper()
 	data := e.data(node)
@@ -223,12 +223,12 @@ func sealCommands(t *testing.T) (blocks []string) {
 	}
 }
 
-// onPage runs a block of commands of a page on a node, with the page's folders replaced by
-// the node's and by the folder of sealing keys, and returns what it printed.
+// onPage runs a block of commands of a page on a node, with the page's directories replaced by
+// the node's and by the directory of sealing keys, and returns what it printed.
 func (e *env) onPage(node, keys, block string) string {
 	e.t.Helper()
 	data := e.data(node)
-	tools := e.t.TempDir() // there a command that is called by its name finds the data folder
+	tools := e.t.TempDir() // there a command that is called by its name finds the data directory
 	wrapper := fmt.Sprintf("#!/bin/sh\na=$1 b=$2\nshift 2\ncase $b in new) exec %s $a $b \"$@\";; esac\nexec %s $a $b --data %s \"$@\"\n", e.Bin("clusterd"), e.Bin("clusterd"), data)
 	if err := os.WriteFile(filepath.Join(tools, "clusterd"), []byte(wrapper), 0o700); err != nil {
 		e.t.Fatal(err)

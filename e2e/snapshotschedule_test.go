@@ -18,7 +18,7 @@ import (
 	"github.com/clusterd/clusterd/e2e/cluster"
 )
 
-// TestE2ESnapshotSchedule: three servers take snapshots into a folder that they share,
+// TestE2ESnapshotSchedule: three servers take snapshots into a directory that they share,
 // each time of the schedule once, over the loss of the leader; and where it cannot be
 // written to, that is seen.
 func TestE2ESnapshotSchedule(t *testing.T) {
@@ -109,7 +109,7 @@ func TestE2ESnapshotSchedule(t *testing.T) {
 		}
 	}
 
-	// A folder that is none: what a disk that is not mounted may look like.
+	// A directory that is none: what a disk that is not mounted may look like.
 	if err := errors.Join(os.RemoveAll(folder), os.WriteFile(folder, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestE2EUpgrade(t *testing.T) {
 		t.Skip("needs the programs of another commit: make upgrade-test")
 	}
 	current := bin(t)
-	// The nodes' programs are replaced in a folder of their own, as a package does
+	// The nodes' programs are replaced in a directory of their own, as a package does
 	// it: the new file takes the old one's name.
 	dir := t.TempDir()
 	for name, from := range map[string]string{"clusterd": old, "clusterctl": current, "hello.tar": current} {
@@ -150,7 +150,7 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// versionOf is what members call a clusterd of that folder.
+// versionOf is what members call a clusterd of that directory.
 func versionOf(t *testing.T, e *env, bin string) string {
 	t.Helper()
 	out, err := e.Exec(t.Context(), e.Nodes()[0].Name, filepath.Join(bin, "clusterd"), "version").Output()

@@ -7,14 +7,14 @@ import (
 	"github.com/clusterd/clusterd/raftstore/state"
 )
 
-// What the data folder holds is described in packages datadir and state. Those who
+// What the data directory holds is described in packages datadir and state. Those who
 // open a store need these, and no other package.
 type (
 	// Member is one member of the store's raft configuration.
 	Member = state.Member
 	// Epoch names one life of a store, see datadir.Epoch.
 	Epoch = datadir.Epoch
-	// DamageError names a file of the data folder that does not hold what was
+	// DamageError names a file of the data directory that does not hold what was
 	// written to it.
 	DamageError = datadir.DamageError
 )
@@ -22,11 +22,11 @@ type (
 // NewEpoch is the epoch after that of the given number.
 func NewEpoch(after uint64) Epoch { return datadir.NewEpoch(after) }
 
-// SetEpoch makes the data folder of a store that is not open, and notes its
+// SetEpoch makes the data directory of a store that is not open, and notes its
 // epoch, see datadir.SetEpoch.
 func SetEpoch(dir string, e Epoch) error { return datadir.SetEpoch(dir, e) }
 
-// ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.
+// ReadEpoch is the epoch of a data directory; the zero Epoch if none was set.
 func ReadEpoch(dir string) (Epoch, error) { return datadir.ReadEpoch(dir) }
 
 // How much room there is, and who takes it, is package quota's.

@@ -22,7 +22,7 @@ type Config struct {
 	// ID is this member's name in the raft configuration: the fingerprint of
 	// its key, never an address. Required.
 	ID string
-	// Dir is the data folder, made if need be. One process may use it at a
+	// Dir is the data directory, made if need be. One process may use it at a
 	// time. Required.
 	Dir string
 	// Listener accepts streams of other members, already authenticated. The
@@ -80,7 +80,7 @@ type Config struct {
 	// have known a new format, one that versions before cannot read, until it is
 	// used. See package settle. Default: 24 h.
 	FormatAfter time.Duration
-	// MinFreeBytes is how much room the data folder's disk must have: with less
+	// MinFreeBytes is how much room the data directory's disk must have: with less
 	// of it, this member as leader takes only deletes and what the reserve is
 	// for. Default: 64 MiB.
 	MinFreeBytes int64
@@ -149,7 +149,7 @@ type EventListener struct {
 	Committed func(commands, bytes int, took time.Duration)
 	// Restored: the keyspace was replaced by a snapshot's.
 	Restored func(d mvcc.Digest)
-	// Damaged: a file of the data folder was found damaged, usually a
+	// Damaged: a file of the data directory was found damaged, usually a
 	// *DamageError. What is done about it is in the log.
 	Damaged func(err error)
 	// Snapshotted: a snapshot was written.

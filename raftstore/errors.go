@@ -35,7 +35,7 @@ var (
 	ErrDiverged = divergence.Err
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("store is closed")
-	// ErrStateExists is returned by Bootstrap when the data folder already
+	// ErrStateExists is returned by Bootstrap when the data directory already
 	// holds a member's state.
 	ErrStateExists = errors.New("data folder already holds state")
 	// ErrInvalid is returned for a request that makes no sense.

@@ -9,7 +9,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-// HasState reports whether the data folder held a member's state when it was
+// HasState reports whether the data directory held a member's state when it was
 // opened: then Bootstrap is not for this member.
 func (s *Store) HasState() bool { return s.state.Had }
 

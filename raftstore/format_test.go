@@ -46,7 +46,7 @@ func work(t *testing.T, ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// plainly reads all snapshots of a data folder as versions before packing did,
+// plainly reads all snapshots of a data directory as versions before packing did,
 // and fails the test if one of them could not have.
 func plainly(t *testing.T, dir string) {
 	t.Helper()
@@ -202,7 +202,7 @@ func TestMultiFormatOfNewMembers(t *testing.T) {
 	v.none(t, up)
 }
 
-// TestNewerFormatIsRefused: a data folder that a later version has settled in is
+// TestNewerFormatIsRefused: a data directory that a later version has settled in is
 // not opened.
 func TestNewerFormatIsRefused(t *testing.T) {
 	t.Parallel()

@@ -26,7 +26,7 @@ import (
 
 var kills = flag.Int("kills", 5, "how often TestProcessKilled kills a member (make fault-store: 200)")
 
-// memberEnv makes this test program a member: its value is the folder of all
+// memberEnv makes this test program a member: its value is the directory of all
 // sockets and data, and the member's ID.
 const memberEnv = "RAFTSTORE_TEST_MEMBER"
 

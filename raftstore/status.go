@@ -33,7 +33,7 @@ type Status struct {
 	Watchers     int   `json:"watchers"`
 	LogBytes     int64 `json:"logFileBytes"`
 	SnapBytes    int64 `json:"snapshotBytes"`
-	// DiskFree is the room on the data folder's disk, -1 if it is not known;
+	// DiskFree is the room on the data directory's disk, -1 if it is not known;
 	// with DiskShort this member as leader takes little more than deletes.
 	DiskFree  int64 `json:"diskFreeBytes"`
 	DiskShort bool  `json:"diskShort,omitempty"`

@@ -76,7 +76,7 @@ type Store struct {
 	life
 }
 
-// Open opens the data folder and starts the member: it takes part in raft, and
+// Open opens the data directory and starts the member: it takes part in raft, and
 // serves once a leader is known. The first member of all is bootstrapped then
 // (Bootstrap); others wait until a member adds them. Close it.
 func Open(cfg Config) (*Store, error) {
@@ -210,7 +210,7 @@ func (s *Store) begins(r *raft.Raft) {
 	}
 }
 
-// openState opens the data folder.
+// openState opens the data directory.
 func (s *Store) openState() (err error) {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (s *Store) damaged(err error) {
 	}
 }
 
-// closeState closes the data folder's files, if they are open.
+// closeState closes the data directory's files, if they are open.
 func (s *Store) closeState() error {
 	if s.state == nil {
 		return nil

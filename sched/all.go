@@ -101,7 +101,7 @@ type Config struct {
 	// empty, namespaces get no kube-root-ca.crt.
 	RootCA []byte
 	// TokenKeys are the ids of the keys that verify tokens of service accounts, so
-	// that Secrets with tokens of others are filled anew. Nil: they are not.
+	// that Secrets with tokens of others are filled again. Nil: they are not.
 	TokenKeys func(ctx context.Context) ([]string, error)
 
 	// SignClient signs client certificates for the API; nil: requests for them

@@ -422,7 +422,7 @@ func TestExtendedResourcesByDevices(t *testing.T) {
 
 // TestGangSharesAClaim: the pods of a gang share a claim that has no devices yet.
 // The node whose devices are tried first may have no room for all of them. A write
-// for another claim of one of them is refused once: all is taken back, and tried anew.
+// for another claim of one of them is refused once: all is taken back, and tried again.
 func TestGangSharesAClaim(t *testing.T) {
 	objects := append(gpus(1), gpuClaim("shared"), gpuClaim("own"), schedtest.Gang("g", 3))
 	other := objects[1].DeepCopyObject().(*resourcev1.ResourceSlice)

@@ -1,5 +1,5 @@
 // Package claim finds the volumes of the claims that this node's pods mount, and
-// keeps the folders of those that are folders of this node: each is made when
+// keeps the directories of those that are directories of this node: each is made when
 // its volume is first mounted, kept to its size or measured, and removed when the
 // volume is deleted. It mounts nothing.
 package claim
@@ -39,19 +39,19 @@ import (
 type Config struct {
 	Client   kubernetes.Interface
 	NodeName string
-	// Dir holds one folder per volume.
+	// Dir holds one directory per volume.
 	Dir      string
 	Recorder record.EventRecorder
 	// Node is the Node object as last known.
 	Node func() *v1.Node
 }
 
-// Keeper finds volumes and keeps folders. Its methods may be called
+// Keeper finds volumes and keeps directories. Its methods may be called
 // concurrently.
 type Keeper struct {
 	cfg Config
 
-	making sync.Mutex // one folder at a time: each gets a project that no other has
+	making sync.Mutex // one directory at a time: each gets a project that no other has
 
 	mu   sync.Mutex
 	uses map[types.NamespacedName]measured // of claims
@@ -75,7 +75,7 @@ func NameOf(pod *v1.Pod, v *v1.Volume) string {
 }
 
 // Volume is the volume that the pod's claim is bound to, if it may be mounted
-// here. A folder of this node exists when it is returned.
+// here. A directory of this node exists when it is returned.
 func (k *Keeper) Volume(ctx context.Context, pod *v1.Pod, name string) (*v1.PersistentVolume, error) {
 	claim, err := k.cfg.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -100,8 +100,8 @@ func (k *Keeper) Volume(ctx context.Context, pod *v1.Pod, name string) (*v1.Pers
 	return v, nil
 }
 
-// make makes the volume's folder and says so. One that was made and is missing
-// is not made again: its data is lost, and a pod that found an empty folder in
+// make makes the volume's directory and says so. One that was made and is missing
+// is not made again: its data is lost, and a pod that found an empty directory in
 // its place would not know.
 func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	dir, ok := storage.LocalPathOf(v, k.cfg.NodeName, k.cfg.Dir)
@@ -128,7 +128,7 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{names.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
 }
 
-// makeFolder makes a folder that everybody may write to, and that its file
+// makeFolder makes a directory that everybody may write to, and that its file
 // system keeps to size bytes if it can. It is on disk when it returns, and
 // appears ready or not at all.
 func makeFolder(dir string, size int64) error {
@@ -159,7 +159,7 @@ func (k *Keeper) patch(ctx context.Context, v *v1.PersistentVolume, meta map[str
 	return err
 }
 
-// Run removes the folders of deleted volumes, keeps the others to their size
+// Run removes the directories of deleted volumes, keeps the others to their size
 // and measures them, until ctx ends.
 func (k *Keeper) Run(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(k.cfg.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
@@ -214,13 +214,13 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// removable reports whether the volume's folder is to go: its object is
+// removable reports whether the volume's directory is to go: its object is
 // deleted, and no claim is bound to it.
 func removable(v *v1.PersistentVolume) bool {
 	return v.DeletionTimestamp != nil && v.Status.Phase != v1.VolumeBound && slices.Contains(v.Finalizers, names.LocalPathFinalizer)
 }
 
-// remove removes the folder, then lets the object go. A volume whose path is
+// remove removes the directory, then lets the object go. A volume whose path is
 // not the node's own is let go without touching anything.
 func (k *Keeper) remove(ctx context.Context, v *v1.PersistentVolume) error {
 	if dir, ok := storage.LocalPathOf(v, k.cfg.NodeName, k.cfg.Dir); ok && v.Spec.PersistentVolumeReclaimPolicy == v1.PersistentVolumeReclaimDelete {

@@ -16,7 +16,7 @@ import (
 	"github.com/clusterd/clusterd/agent/claim/projectquota"
 )
 
-// TestVMProjects keeps folders to a size on a disk with project quotas.
+// TestVMProjects keeps directories to a size on a disk with project quotas.
 func TestVMProjects(t *testing.T) {
 	if os.Getenv("CLUSTERD_VM") == "" {
 		t.Skip("needs a disk with project quotas: make test-vm VM_TESTS=TestVMProjects")

@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// lookEvery is how often volumes are measured. Adding up a folder without a
+	// lookEvery is how often volumes are measured. Adding up a directory without a
 	// project takes at most a fiftieth of the time.
 	lookEvery = 20 * time.Second
 	lookShare = 50
@@ -36,9 +36,9 @@ const (
 	sayEvery = 15 * time.Minute
 )
 
-// Use is what a folder of this node holds.
+// Use is what a directory of this node holds.
 type Use struct {
-	// In bytes: what is in the folder, what its claim has, and what can still be
+	// In bytes: what is in the directory, what its claim has, and what can still be
 	// written: less than the rest of the size where the disk has less.
 	Used, Size, Available int64
 	// Kept: the file system refuses more than Size.
@@ -52,8 +52,8 @@ type measured struct {
 	next, said time.Time
 }
 
-// Use is what the claim's folder held when it was last measured; ok is false
-// if it was not, or is no folder of this node.
+// Use is what the claim's directory held when it was last measured; ok is false
+// if it was not, or is no directory of this node.
 func (k *Keeper) Use(claim types.NamespacedName) (u Use, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -61,13 +61,13 @@ func (k *Keeper) Use(claim types.NamespacedName) (u Use, ok bool) {
 	return m.Use, ok && m.known
 }
 
-// The project of a folder is on record beside it and not read from it: who owns
-// the folder, a pod, may change that.
+// The project of a directory is on record beside it and not read from it: who owns
+// the directory, a pod, may change that.
 func projectFile(dir string) string {
 	return filepath.Join(filepath.Dir(dir), ".project~"+filepath.Base(dir))
 }
 
-// projectOf is the project on record of the volume's folder dir; 0 if its size
+// projectOf is the project on record of the volume's directory dir; 0 if its size
 // is not kept.
 func projectOf(dir string) (uint32, error) {
 	b, err := os.ReadFile(projectFile(dir))
@@ -84,7 +84,7 @@ func projectOf(dir string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// keepTo keeps the new, empty folder made, which will be the volume's folder
+// keepTo keeps the new, empty directory made, which will be the volume's directory
 // dir, to a size, if its file system can. What is on record is on disk when it
 // returns.
 func keepTo(made, dir string, size int64) error {
@@ -106,7 +106,7 @@ func keepTo(made, dir string, size int64) error {
 	return durable.ReplaceFile(projectFile(dir), []byte(strconv.FormatUint(uint64(project), 10)+"\n"), 0o600)
 }
 
-// keep makes the limit of the volume's folder the volume's size, after it has
+// keep makes the limit of the volume's directory the volume's size, after it has
 // grown.
 func (k *Keeper) keep(v *v1.PersistentVolume) error {
 	dir, ok := storage.LocalPathOf(v, k.cfg.NodeName, k.cfg.Dir)
@@ -129,15 +129,15 @@ func (k *Keeper) keep(v *v1.PersistentVolume) error {
 	})
 }
 
-// holds reports whether the file system keeps the folder to the limit of the
-// project on record. It does not if it is mounted without quotas now, or if the folder
+// holds reports whether the file system keeps the directory to the limit of the
+// project on record. It does not if it is mounted without quotas now, or if the directory
 // has another project: it was restored on another disk, or its owner changed it.
 func holds(f projectquota.Folder, project uint32) bool {
 	has, err := f.Project()
 	return err == nil && has == project && f.Supported() == nil
 }
 
-// release takes the limit of a folder that is gone from its file system, and
+// release takes the limit of a directory that is gone from its file system, and
 // the record.
 func release(dir string) error {
 	project, err := projectOf(dir)
@@ -222,7 +222,7 @@ func (k *Keeper) look(ctx context.Context, list []*v1.PersistentVolume, now time
 	k.mu.Unlock()
 }
 
-// measure asks the file system, or adds the folder up.
+// measure asks the file system, or adds the directory up.
 func measure(ctx context.Context, dir string, size int64) (Use, error) {
 	u := Use{Size: size}
 	if _, err := os.Lstat(dir); err != nil {

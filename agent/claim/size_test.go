@@ -77,7 +77,7 @@ func TestAVolumeBeyondItsSizeIsNamed(t *testing.T) {
 	}
 }
 
-// A folder that takes long to add up is not added up all the time.
+// A directory that takes long to add up is not added up all the time.
 func TestMeasuringHasItsShare(t *testing.T) {
 	k, client, pod, _ := setup(t)
 	v, err := k.Volume(t.Context(), pod, "c")

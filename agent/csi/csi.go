@@ -67,7 +67,7 @@ type Config struct {
 	Recorder events.EventRecorder
 	// Mounted says whether a path, which exists, is a mount point.
 	Mounted func(path string) (bool, error)
-	// Republish is how often drivers that ask for it are called anew for what they
+	// Republish is how often drivers that ask for it are called again for what they
 	// have published; default 1 min.
 	Republish time.Duration
 }
@@ -171,7 +171,7 @@ func (m *Manager) lock(ctx context.Context, volume string) (unlock func(), err e
 	return unlock, nil
 }
 
-// removeEmpty removes a folder or file that a driver was to leave empty. What is
+// removeEmpty removes a directory or file that a driver was to leave empty. What is
 // in it, or mounted on it, is no pod's to lose.
 func (m *Manager) removeEmpty(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
@@ -191,7 +191,7 @@ func (m *Manager) removeEmpty(path string) error {
 	return nil
 }
 
-// removeUpTo removes dir and the folders above it that are empty then, below top.
+// removeUpTo removes dir and the directories above it that are empty then, below top.
 func removeUpTo(dir, top string) {
 	for dir != top && len(dir) > len(top) {
 		if os.Remove(dir) != nil {

@@ -152,7 +152,7 @@ func (b *bench) until(what string, cond func() bool) {
 	}
 }
 
-// left are all files below the folder that are no sockets, but for the folders
+// left are all files below the directory that are no sockets, but for the directories
 // that are always there.
 func (b *bench) left() []string {
 	b.Helper()
@@ -215,7 +215,7 @@ func TestADriverRegisters(t *testing.T) {
 	if len(n.OwnerReferences) != 1 || n.OwnerReferences[0].Kind != "Node" || b.node.Object().Labels["example.com/rack"] != "r1" {
 		t.Errorf("owner %+v, labels %v", n.OwnerReferences, b.node.Object().Labels)
 	}
-	// Killed and started anew, it is there again; removed, it is not.
+	// Killed and started again, it is there again; removed, it is not.
 	b.driver.Kill()
 	if err := b.driver.Start(); err != nil {
 		t.Fatal(err)

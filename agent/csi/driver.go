@@ -64,7 +64,7 @@ func (d *driver) fault(call string, err error) error {
 	}
 }
 
-// checkName refuses names that would lead out of a folder.
+// checkName refuses names that would lead out of a directory.
 func checkName(what, name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("%s %q: not a name of a folder", what, name)

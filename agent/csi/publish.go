@@ -146,7 +146,7 @@ func (m *Manager) stage(ctx context.Context, driver *driver, r *record, w mountR
 	if err != nil {
 		return err
 	}
-	// A raw block volume's is a folder too, in which the driver has its own.
+	// A raw block volume's is a directory too, in which the driver has its own.
 	if err := os.MkdirAll(call.StagingTargetPath, 0o750); err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/clusterd/clusterd/durable"
 )
 
-// paths are those below the folder that drivers look for.
+// paths are those below the directory that drivers look for.
 type paths string
 
 func (p paths) pods() string { return filepath.Join(string(p), "pods") }
@@ -26,7 +26,7 @@ func (p paths) volumes(uid types.UID) string {
 	return filepath.Join(p.pods(), string(uid), "volumes", "kubernetes.io~csi")
 }
 
-// Owned are the folders below root that hold nothing but what this package made
+// Owned are the directories below root that hold nothing but what this package made
 // and had mounted; none if root was never a node's of ours.
 func Owned(root string) []string {
 	p := paths(root)
@@ -102,7 +102,7 @@ func (p paths) target(r *record) string {
 	return filepath.Join(p.record(r), "mount")
 }
 
-// record is the folder of the record.
+// record is the directory of the record.
 func (p paths) record(r *record) string { return filepath.Join(p.volumes(r.UID), r.Spec) }
 
 // write puts the record on disk: all of it or nothing.
@@ -122,7 +122,7 @@ func (p paths) write(r *record) error {
 	return nil
 }
 
-// forget removes the record and its folders.
+// forget removes the record and its directories.
 func (p paths) forget(r *record) error {
 	dir := p.record(r)
 	left, err := filepath.Glob(filepath.Join(dir, "."+recordFile+".*"))
@@ -138,7 +138,7 @@ func (p paths) forget(r *record) error {
 	return nil
 }
 
-// read reads every record. A folder without one was made by an attempt that got
+// read reads every record. A directory without one was made by an attempt that got
 // no further, and is removed.
 func (p paths) read() ([]*record, error) {
 	dirs, err := filepath.Glob(filepath.Join(p.pods(), "*", "volumes", "kubernetes.io~csi", "*"))

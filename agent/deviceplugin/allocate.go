@@ -241,7 +241,7 @@ func (m *Manager) beforeStart(ctx context.Context, name string, a allocation) er
 	return nil
 }
 
-// nodes are the device nodes below a folder; whatever is no folder is one itself.
+// nodes are the device nodes below a directory; whatever is no directory is one itself.
 func (n node) nodes() []node {
 	dir, err := filepath.EvalSymlinks(n.Source)
 	if err != nil {

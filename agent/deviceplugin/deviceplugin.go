@@ -101,7 +101,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.serve(ctx)
 }
 
-// forgetLater has the node's status written anew when plugins that have gone by
+// forgetLater has the node's status written again when plugins that have gone by
 // now are no longer counted.
 func (m *Manager) forgetLater(ctx context.Context, after time.Duration) {
 	select {

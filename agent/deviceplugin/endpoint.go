@@ -65,7 +65,7 @@ func (p *endpoint) nodesOf(ids []string) []int64 {
 	return slices.Compact(out)
 }
 
-// SocketName is what plugins look for in their folder.
+// SocketName is what plugins look for in their directory.
 const SocketName = "kubelet.sock"
 
 // serve answers plugins that register until ctx ends.
@@ -74,11 +74,11 @@ func (m *Manager) serve(ctx context.Context) error {
 		return fmt.Errorf("folder of device plugins: %w", err)
 	}
 	socket := filepath.Join(m.cfg.Dir, SocketName)
-	// Of an agent that was killed. Plugins register again when it is made anew.
+	// Of an agent that was killed. Plugins register again when it is made again.
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("device plugins: %w", err)
 	}
-	// A socket's address has 107 bytes, and data folders may lie deep.
+	// A socket's address has 107 bytes, and data directories may lie deep.
 	dir, err := os.Open(m.cfg.Dir)
 	if err != nil {
 		return fmt.Errorf("device plugins: %w", err)
@@ -112,7 +112,7 @@ type registrar struct {
 	m *Manager
 }
 
-// Register takes a plugin that serves in the same folder.
+// Register takes a plugin that serves in the same directory.
 func (r registrar) Register(ctx context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	name := q.GetEndpoint()
 	if name == "" || name != filepath.Base(name) || name == SocketName {

@@ -208,7 +208,7 @@ func (m *Manager) Unprepare(ctx context.Context, pod types.UID) error {
 			continue
 		}
 		last = append(last, r)
-		// Whatever becomes of the calls: who uses the claim next has it prepared anew.
+		// Whatever becomes of the calls: who uses the claim next has it prepared again.
 		if asked := r.clone(); asked.forget() {
 			if err := m.keep(asked); err != nil {
 				return err

@@ -132,7 +132,7 @@ func (m *Manager) drop(uid types.UID) error {
 	return nil
 }
 
-// checkUID refuses what would lead out of the folder of records.
+// checkUID refuses what would lead out of the directory of records.
 func checkUID(uid types.UID) error {
 	if uid == "" || uid == "." || uid == ".." || strings.ContainsAny(string(uid), "/\x00") {
 		return fmt.Errorf("UID %q of a ResourceClaim: not a name of a file", uid)

@@ -18,7 +18,7 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 
 // sliceGC deletes what drivers of this node offer (ResourceSlices) that are no
 // more: pods would be sent here and wait for them. A driver that comes back
-// offers it anew.
+// offers it again.
 type sliceGC struct {
 	client  kubernetes.Interface
 	node    string

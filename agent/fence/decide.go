@@ -38,7 +38,7 @@ func claimsOf(pod *v1.Pod) (out []string) {
 	return out
 }
 
-// NodeBound reports whether one node alone reaches the volume: it is a folder or
+// NodeBound reports whether one node alone reaches the volume: it is a directory or
 // a disk of that node, or its affinity names just one host. A pod that uses it
 // can come back nowhere else.
 func NodeBound(v *v1.PersistentVolume) bool {

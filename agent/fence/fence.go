@@ -46,7 +46,7 @@ type Config struct {
 	// Claims: pods with claims are fenced unless they say that they are not.
 	// Else just those that say that they are.
 	Claims bool
-	// Dirs are the folders in which a pod's volumes are mounted.
+	// Dirs are the directories in which a pod's volumes are mounted.
 	Dirs func(uid types.UID) []string
 	// Fail ends a pod for good because it was fenced. It must not block, and may
 	// be called for the same pod again, and of pods that are no more.

@@ -1,7 +1,7 @@
 // Package host looks at the machine before an agent starts on it: swap, the
-// version of its cgroups, the addresses it is to be known by, and the folders
+// version of its cgroups, the addresses it is to be known by, and the directories
 // that the agent's parts and their plugins share. What is decided is decided
-// from values; Look and Folders alone touch the machine. It keeps nothing.
+// from values; Look and Directories alone touch the machine. It keeps nothing.
 package host
 
 import (
@@ -92,7 +92,7 @@ func (m Machine) Notices() []Notice {
 	return out
 }
 
-// Folder is a folder below the agent's data folder.
+// Directory is a directory below the agent's data directory.
 type Folder struct {
 	Path string
 	Mode fs.FileMode
@@ -110,7 +110,7 @@ var folders = []Folder{
 	{PodResources, 0o750},
 }
 
-// Folders makes them, and takes rights away that they should not have.
+// Directories makes them, and takes rights away that they should not have.
 func Folders(data string) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return err

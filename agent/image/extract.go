@@ -37,27 +37,27 @@ func isBadLayer(err error) bool {
 	return errors.As(err, &b)
 }
 
-// extractor writes the entries of a layer's archive into one folder, with
+// extractor writes the entries of a layer's archive into one directory, with
 // deletions in overlayfs's form.
 //
 // The archive is hostile: every path is walked component by component from
-// the folder's descriptor without the kernel ever following a symbolic link;
+// the directory's descriptor without the kernel ever following a symbolic link;
 // links are followed here, inside the root. The layers below are consulted as
-// well, so that a path through a link or folder of theirs means the same as if
+// well, so that a path through a link or directory of theirs means the same as if
 // the layer were unpacked on top of them.
 type extractor struct {
-	root   int      // O_PATH descriptor of the folder
+	root   int      // O_PATH descriptor of the directory
 	lowers lowerDir // the roots of the layers below, topmost first
 	asRoot bool     // owners, devices and marks can be set
 	room   *budget  // what it may take
 
 	lastDir string // cache: where the previous entry was
 	last    place
-	dirs    []dirTime // set at the end: writing into a folder changes its time
+	dirs    []dirTime // set at the end: writing into a directory changes its time
 	buf     []byte
 }
 
-// place is one folder: in this layer (fd ≥ 0) and in those below.
+// place is one directory: in this layer (fd ≥ 0) and in those below.
 type place struct {
 	fd     int
 	lowers lowerDir
@@ -68,7 +68,7 @@ type dirTime struct {
 	time time.Time
 }
 
-// extract unpacks an archive into the folder at root and returns the bytes of
+// extract unpacks an archive into the directory at root and returns the bytes of
 // its files. It stops where room has no more.
 func extract(ctx context.Context, r io.Reader, root string, lowers lowerDir, room *budget) (int64, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -178,7 +178,7 @@ func (x *extractor) create(p place, base, name string, h *tar.Header, r io.Reade
 		return nil
 	}
 	if h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 {
-		return x.whiteout(p, base) // an archive of an overlayfs folder as it is
+		return x.whiteout(p, base) // an archive of an overlayfs directory as it is
 	}
 	if h.Typeflag == tar.TypeLink {
 		return x.hardlink(p, base, h.Linkname)
@@ -301,7 +301,7 @@ func (x *extractor) hardlink(p place, base, linkname string) error {
 	return x.copyAttributes(below.path, p.fd, base)
 }
 
-// parent returns the folder that an entry goes into, making what is missing.
+// parent returns the directory that an entry goes into, making what is missing.
 func (x *extractor) parent(dir string) (place, error) {
 	if x.last.fd >= 0 && dir == x.lastDir {
 		return x.last, nil
@@ -328,9 +328,9 @@ func (x *extractor) drop(p place) {
 	}
 }
 
-// walk goes from the root to a folder. Symbolic links, of this layer or those
-// below, are followed inside the root. With create, folders missing in this
-// layer are made, with the attributes they have below; without, a folder that
+// walk goes from the root to a directory. Symbolic links, of this layer or those
+// below, are followed inside the root. With create, directories missing in this
+// layer are made, with the attributes they have below; without, a directory that
 // exists nowhere is fs.ErrNotExist.
 func (x *extractor) walk(dir string, create bool) (place, error) {
 	todo := components(dir)
@@ -339,7 +339,7 @@ restart:
 	p := place{fd: x.root, lowers: x.lowers}
 	for i, name := range todo {
 		if name == ".." {
-			// All before it are real folders, so this is their parent.
+			// All before it are real directories, so this is their parent.
 			todo = slices.Concat(todo[:max(i-1, 0)], todo[i+1:])
 			x.drop(p)
 			goto restart
@@ -379,7 +379,7 @@ func components(p string) []string {
 	return out
 }
 
-// step goes one component down: to a folder, or to a link's text.
+// step goes one component down: to a directory, or to a link's text.
 func (x *extractor) step(p place, name string, create bool) (next place, link string, err error) {
 	st, err := x.own(p, name)
 	if err != nil {
@@ -422,7 +422,7 @@ func (x *extractor) step(p place, name string, create bool) (next place, link st
 	}
 }
 
-// descend opens a folder that this layer has.
+// descend opens a directory that this layer has.
 func (x *extractor) descend(p place, name string) (place, error) {
 	fd, err := unix.Openat(p.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -441,8 +441,8 @@ func (x *extractor) descend(p place, name string) (place, error) {
 	return next, nil
 }
 
-// makeDir sees to it that this layer has the folder. One that lies below
-// passes on its attributes; in place of a whiteout a folder hides what is
+// makeDir sees to it that this layer has the directory. One that lies below
+// passes on its attributes; in place of a whiteout a directory hides what is
 // below.
 func (x *extractor) makeDir(p place, name string) error {
 	st, err := x.own(p, name)
@@ -492,12 +492,12 @@ func (x *extractor) whiteout(p place, name string) error {
 	return nil
 }
 
-// makeOpaque hides everything that the layers below have in a folder.
+// makeOpaque hides everything that the layers below have in a directory.
 func (x *extractor) makeOpaque(p place) error {
 	if len(p.lowers) == 0 {
 		return nil
 	}
-	x.last.lowers = nil // p is the cached folder
+	x.last.lowers = nil // p is the cached directory
 	return x.setOpaque(procPath(p.fd, "."))
 }
 
@@ -570,6 +570,6 @@ func readlink(dirfd int, name string) (string, error) {
 	return string(b[:n]), nil
 }
 
-// procPath names a file through an open folder, for calls that take no
+// procPath names a file through an open directory, for calls that take no
 // descriptor. The last component is not followed by the calls used here.
 func procPath(fd int, name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", fd, name) }

@@ -17,7 +17,7 @@ import (
 func roomy(dir string) *budget { return &budget{Limits: Limits{}.withDefaults(), dir: dir} }
 
 // unpackInto extracts layers on top of each other, as a store would, and
-// returns their folders, the lowest first.
+// returns their directories, the lowest first.
 func unpackInto(t *testing.T, layers ...[]byte) ([]string, error) {
 	t.Helper()
 	var dirs []string
@@ -37,7 +37,7 @@ func unpackInto(t *testing.T, layers ...[]byte) ([]string, error) {
 	return dirs, nil
 }
 
-// tree lists a folder as text, without times.
+// tree lists a directory as text, without times.
 func tree(t *testing.T, root string) []string {
 	t.Helper()
 	var out []string

@@ -18,7 +18,7 @@ const (
 )
 
 // index is what images.json holds: the only source of truth about which
-// images and layers exist. A layer's folder that is not in it is rubbish.
+// images and layers exist. A layer's directory that is not in it is rubbish.
 type index struct {
 	Version int                    `json:"version"`
 	Images  map[string]imageRecord `json:"images"` // by ID
@@ -41,7 +41,7 @@ type imageRecord struct {
 	Pulled map[string]pulled `json:"pulled,omitempty"`
 }
 
-// layer is an unpacked layer: the folder holds its own files only, with
+// layer is an unpacked layer: the directory holds its own files only, with
 // whiteouts in overlayfs's form.
 type layer struct {
 	Dir  string `json:"dir"`  // a number, so that mount options stay short
@@ -94,7 +94,7 @@ func (ix *index) markLoaded() {
 	}
 }
 
-// dirNumber is a layer folder's number, or -1.
+// dirNumber is a layer directory's number, or -1.
 func dirNumber(dir string) int {
 	n, err := strconv.ParseUint(dir, 10, 31)
 	if err != nil || strconv.FormatUint(n, 10) != dir {

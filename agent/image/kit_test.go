@@ -31,9 +31,9 @@ import (
 // entry is one line of a layer's archive, in short.
 type entry struct {
 	name string
-	typ  byte   // default: a folder when the name ends with a slash, else a file
+	typ  byte   // default: a directory when the name ends with a slash, else a file
 	body string // a file's content, a link's target
-	mode int64  // default 0755 for folders, 0644 for files
+	mode int64  // default 0755 for directories, 0644 for files
 	uid  int
 	pax  map[string]string
 }
@@ -163,7 +163,7 @@ func open(t testing.TB, dir string) *Store {
 	return s
 }
 
-// layerDirs are the folders of all layers on disk.
+// layerDirs are the directories of all layers on disk.
 func (s *Store) layerDirs(t testing.TB) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(s.path("layers", "*"))

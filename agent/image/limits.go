@@ -115,7 +115,7 @@ type budget struct {
 	checked      int64 // bytes when the disk was last looked at
 }
 
-// maxNames bounds the names of folders of one layer: they are held in memory
+// maxNames bounds the names of directories of one layer: they are held in memory
 // until it is unpacked.
 const maxNames = 128 << 20
 

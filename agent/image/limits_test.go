@@ -187,7 +187,7 @@ func TestFreeInodes(t *testing.T) {
 			t.Errorf("%d of %d left: %v", tt.left, tt.all, err)
 		}
 	}
-	// The disk is looked at while the files are made: a folder that is gone shows it.
+	// The disk is looked at while the files are made: a directory that is gone shows it.
 	b := &budget{Limits: Limits{}.withDefaults(), dir: t.TempDir() + "/none"}
 	for i := range 3 * freeFiles {
 		if err := b.entry(""); err != nil {

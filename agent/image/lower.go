@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// opaqueXattr marks a folder that hides what lower layers have in it.
+// opaqueXattr marks a directory that hides what lower layers have in it.
 const opaqueXattr = "trusted.overlay.opaque"
 
-// lowerDir is one folder as the layers below show it: the real folders that
-// contribute to it, topmost first. Empty: the layers below have no such folder.
+// lowerDir is one directory as the layers below show it: the real directories that
+// contribute to it, topmost first. Empty: the layers below have no such directory.
 type lowerDir []string
 
 // lowerEntry is what the layers below have under one name.
 type lowerEntry struct {
 	kind fs.FileMode // type bits of the topmost; meaningless when absent
 	path string      // of the topmost on disk; empty: there is none
-	dirs lowerDir    // when it is a folder
+	dirs lowerDir    // when it is a directory
 }
 
-// lookup finds name as overlayfs would: the topmost layer decides, folders are
+// lookup finds name as overlayfs would: the topmost layer decides, directories are
 // merged until one is opaque or something else is in the way.
 func (d lowerDir) lookup(name string) (lowerEntry, error) {
 	var out lowerEntry

@@ -100,7 +100,7 @@ func TestRootMapped(t *testing.T) {
 	})
 }
 
-// TestRootMappedCleanUp: what is mounted outside of a store's folder can be
+// TestRootMappedCleanUp: what is mounted outside of a store's directory can be
 // taken away without the store, also half-made.
 func TestRootMappedCleanUp(t *testing.T) {
 	s := rootStore(t)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container's folder below mounts/ID:
+// A container's directory below mounts/ID:
 //
 //	mount.json  which image and layers it stands on
 //	rw          what the container has changed (overlayfs's upper folder)
@@ -35,7 +35,7 @@ const maxMountOptions = 4096
 type mountRecord struct {
 	Version int      `json:"version"`
 	Image   string   `json:"image"`
-	Dirs    []string `json:"dirs"` // layer folders, topmost first
+	Dirs    []string `json:"dirs"` // layer directories, topmost first
 }
 
 // Mount makes a container's root file system from an image and returns its
@@ -160,7 +160,7 @@ func (s *Store) mountOverlay(rec mountRecord, dir string) error {
 
 // layerView is what overlayfs is to make a container's root file system of.
 type layerView struct {
-	dir    string // the container's folder
+	dir    string // the container's directory
 	layers string // the store's layers, as overlayfs is to see them
 	rootfs string // where to mount
 }
@@ -213,7 +213,7 @@ func makeEmptyLayer(dir, layers string) error {
 }
 
 // lowerOption names the layers for the mount options. So many layers that
-// their paths do not fit are named through their open folder, which is short
+// their paths do not fit are named through their open directory, which is short
 // but tells people nothing when they look at /proc/mounts.
 func lowerOption(dirs []string, others int) (lowers []string, closeDir func(), err error) {
 	total := others + len("lowerdir=,upperdir=,workdir=") + 64 // some for escapes
@@ -284,7 +284,7 @@ func unmountAll(path string) error {
 	}
 }
 
-// discard removes a folder. It is moved out of the way first: a crash while
+// discard removes a directory. It is moved out of the way first: a crash while
 // deleting leaves rubbish in tmp only.
 func (s *Store) discard(dir string) error {
 	trash, err := os.MkdirTemp(s.path("tmp"), "mount-")
@@ -343,7 +343,7 @@ func checkID(id string) error {
 	return nil
 }
 
-// unmountBelow takes away what a process that was killed left mounted below a folder.
+// unmountBelow takes away what a process that was killed left mounted below a directory.
 func unmountBelow(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -364,7 +364,7 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
-// isMountPoint compares a folder's device with its parent's.
+// isMountPoint compares a directory's device with its parent's.
 func isMountPoint(path string) (bool, error) {
 	var st, parent unix.Stat_t
 	err := unix.Lstat(path, &st)
@@ -380,6 +380,6 @@ func isMountPoint(path string) (bool, error) {
 	return st.Dev != parent.Dev, nil
 }
 
-// Written is the folder that holds what a container has changed of its image.
+// Written is the directory that holds what a container has changed of its image.
 // It need not exist.
 func (s *Store) Written(id string) string { return s.path("mounts", id, "rw") }

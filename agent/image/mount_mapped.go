@@ -14,7 +14,7 @@ import (
 )
 
 // mappedRoots is where the root file systems of user namespaces are mounted, in
-// a folder for each store. Root in there has to come by: every folder on the
+// a directory for each store. Root in there has to come by: every directory on the
 // way must be open to everybody's search, and the store's own are not. For
 // others on the machine there is nothing to gain: set-uid programs in there
 // give the ids of the pod.
@@ -27,7 +27,7 @@ func mappedRootsOf(dir string) string {
 	return filepath.Join(mappedRoots, hex.EncodeToString(sum[:6]))
 }
 
-// CleanUp takes away what a Store of that folder has mounted outside of it.
+// CleanUp takes away what a Store of that directory has mounted outside of it.
 func CleanUp(dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -48,7 +48,7 @@ func CleanUp(dir string) error {
 // MountMapped is Mount for a container in the user namespace users: in there
 // files have the owners that the image gives them. What the container makes or
 // changes is kept with the host's ids of these: overlayfs cannot work on an
-// upper folder whose mount has no name for the host's root. The path differs
+// upper directory whose mount has no name for the host's root. The path differs
 // from Mount's; the same id is for one of the two.
 func (s *Store) MountMapped(ctx context.Context, img Image, id string, users *os.File) (string, error) {
 	rootfs, err := s.mountMapped(ctx, img, id, users)
@@ -87,7 +87,7 @@ func (s *Store) mountMapped(ctx context.Context, img Image, id string, users *os
 	})
 }
 
-// makeMappedRoot makes the folder and those it lies in.
+// makeMappedRoot makes the directory and those it lies in.
 func (s *Store) makeMappedRoot(rootfs string) error {
 	s.roots.Lock()
 	defer s.roots.Unlock()
@@ -106,7 +106,7 @@ func (s *Store) makeMappedRoot(rootfs string) error {
 	return nil
 }
 
-// mapped calls fn while from is mounted at the folder to with the ids of users.
+// mapped calls fn while from is mounted at the directory to with the ids of users.
 // (overlayfs takes mounts of its own of its layers, so that this one may go.)
 func mapped(from, to string, users *os.File, fn func() error) error {
 	if err := os.Mkdir(to, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -127,7 +127,7 @@ func mapped(from, to string, users *os.File, fn func() error) error {
 	return errors.Join(fn(), detach(to))
 }
 
-// detach takes all that is mounted on a folder away, and the folder.
+// detach takes all that is mounted on a directory away, and the directory.
 func detach(dir string) error {
 	for {
 		err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)

@@ -11,7 +11,7 @@ import (
 )
 
 // TestOwn: the image is made of the program that is there, under its own name
-// only, and anew when the program is another.
+// only, and again when the program is another.
 func TestOwn(t *testing.T) {
 	const ref = "clusterd.local/self:built-in"
 	program := filepath.Join(t.TempDir(), "program")

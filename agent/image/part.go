@@ -50,7 +50,7 @@ type part struct {
 	rest io.Reader
 }
 
-// openPart opens what is here of a layer of that size, or begins anew.
+// openPart opens what is here of a layer of that size, or begins again.
 func (s *Store) openPart(key string, size int64) (*part, error) {
 	s.mu.Lock()
 	taken := s.parts[key]

@@ -405,7 +405,7 @@ func TestSharedPull(t *testing.T) {
 	}
 }
 
-// TestAbandonedPull: the last caller gives up, the next one starts anew.
+// TestAbandonedPull: the last caller gives up, the next one starts again.
 func TestAbandonedPull(t *testing.T) {
 	stuck, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once

@@ -249,7 +249,7 @@ func TestRootManyLayers(t *testing.T) {
 	}
 }
 
-// TestRootOddFolder: the data folder's name has characters that mean something
+// TestRootOddFolder: the data directory's name has characters that mean something
 // to overlayfs.
 func TestRootOddFolder(t *testing.T) {
 	netnstest.NeedRoot(t)

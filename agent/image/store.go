@@ -27,12 +27,12 @@ import (
 
 // Config of a Store.
 type Config struct {
-	// Dir is the folder for everything; made if need be. Required. Its file
+	// Dir is the directory for everything; made if need be. Required. Its file
 	// system must be able to carry overlayfs (ext4, xfs, btrfs …).
 	Dir string
 	// Platform to choose from images for several; default linux/GOARCH.
 	Platform v1.Platform
-	// Registries says how registries are spoken to, asked anew for each pull; nil: all
+	// Registries says how registries are spoken to, asked again for each pull; nil: all
 	// with TLS, the system's authorities and no credentials of this node's.
 	Registries func() *registry.Settings
 	// StallTimeout ends a download from which no byte came for so long; default
@@ -69,7 +69,7 @@ type Store struct {
 	pulls   flights[pullKey, Image]
 	unpacks flights[string, struct{}]
 
-	roots sync.Mutex // guards the making and removing of folders for mapped roots
+	roots sync.Mutex // guards the making and removing of directories for mapped roots
 
 	mu    sync.Mutex // guards all below, and the renaming of layers
 	index index      // what is on disk, committed
@@ -89,7 +89,7 @@ type Store struct {
 	closed   bool
 }
 
-// Open reads the folder and removes what a crash left half done: temporary
+// Open reads the directory and removes what a crash left half done: temporary
 // files and every layer that no image has claimed. Mounts of containers and of
 // volumes are left alone: see Mounts and VolumeOwners.
 func Open(cfg Config) (*Store, error) {

@@ -69,7 +69,7 @@ func (s *Store) hasLayer(chain string) bool {
 	return ok
 }
 
-// unpack writes one layer to a temporary folder, checks its digest, and gives
+// unpack writes one layer to a temporary directory, checks its digest, and gives
 // it its place.
 func (s *Store) unpack(ctx context.Context, chain string, below []string, src source) (err error) {
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer-")
@@ -135,7 +135,7 @@ func (s *Store) unpackedSize(chains []string) (n int64) {
 	return n
 }
 
-// lowerDirs returns the folders of a chain, topmost first.
+// lowerDirs returns the directories of a chain, topmost first.
 func (s *Store) lowerDirs(chains []string) (lowerDir, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

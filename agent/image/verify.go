@@ -107,7 +107,7 @@ func (s *Store) VerifyAll(ctx context.Context) error {
 	return nil
 }
 
-// dropLayer forgets a layer and all images on it. Its folder stays until the
+// dropLayer forgets a layer and all images on it. Its directory stays until the
 // store is opened again: containers may still stand on it.
 func (s *Store) dropLayer(chain string, l layer) error {
 	s.mu.Lock()

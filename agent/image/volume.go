@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An image that is mounted as a volume has a folder below volumes/OWNER/NAME:
+// An image that is mounted as a volume has a directory below volumes/OWNER/NAME:
 //
 //	mount.json  which image and layers it stands on
 //	empty       below the lowest layer: overlayfs wants two folders at least
@@ -107,7 +107,7 @@ func (s *Store) mountVolume(imageID, owner, name string, users *os.File) error {
 	return mapped(s.path("layers"), layers, users, func() error { return mountReadOnly(rec, layers, empty, root) })
 }
 
-// mountReadOnly mounts layers, as they are seen in the folder of that name, at
+// mountReadOnly mounts layers, as they are seen in the directory of that name, at
 // root.
 func mountReadOnly(rec mountRecord, layers, empty, root string) error {
 	dirs := make([]string, len(rec.Dirs))
@@ -186,7 +186,7 @@ func (s *Store) VolumeOwners() ([]string, error) {
 	return names(s.path("volumes"))
 }
 
-// volumeDirs are the folders of all image volumes.
+// volumeDirs are the directories of all image volumes.
 func (s *Store) volumeDirs() ([]string, error) {
 	owners, err := s.VolumeOwners()
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Store) volumeDirs() ([]string, error) {
 	return out, nil
 }
 
-// names are those in a folder, sorted.
+// names are those in a directory, sorted.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -3,8 +3,8 @@
 // (https://kubernetes.io/docs/concepts/cluster-administration/system-logs/#log-query).
 // The caller has authenticated and authorized whoever asks.
 //
-// What is asked for is hostile: no path and no link leads out of the folder,
-// nothing but plain files and folders is opened, and a name that is no
+// What is asked for is hostile: no path and no link leads out of the directory,
+// nothing but plain files and directories is opened, and a name that is no
 // service's reaches no program.
 package nodelog
 
@@ -99,7 +99,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// open opens a plain file or folder below Dir.
+// open opens a plain file or directory below Dir.
 func (h *Handler) open(name string) (*os.File, fs.FileInfo, error) {
 	name = strings.Trim(name, "/")
 	if name == "" {
@@ -132,7 +132,7 @@ func (h *Handler) open(name string) (*os.File, fs.FileInfo, error) {
 	return f, st, nil
 }
 
-// file answers with a file, or with what is in a folder.
+// file answers with a file, or with what is in a directory.
 func (h *Handler) file(w http.ResponseWriter, r *http.Request, name string) error {
 	f, st, err := h.open(name)
 	if err != nil {

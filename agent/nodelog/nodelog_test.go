@@ -21,7 +21,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// machine is a folder of logs with what somebody hostile might have left in it.
+// machine is a directory of logs with what somebody hostile might have left in it.
 func machine(t *testing.T) string {
 	t.Helper()
 	top := t.TempDir()

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// rescan is how often the folder of sockets is read, whatever inotify says,
+	// rescan is how often the directory of sockets is read, whatever inotify says,
 	// and sockets that did not answer are asked again.
 	rescan = 5 * time.Second
 	// registerTimeout bounds the calls of one registration.
@@ -58,7 +58,7 @@ type Handler interface {
 	Settled()
 }
 
-// Registry is the folder of sockets of one node.
+// Registry is the directory of sockets of one node.
 type Registry struct {
 	root     string
 	handlers map[string]Handler // by type; not changed once Run was called
@@ -68,7 +68,7 @@ type Registry struct {
 	sockets map[string]*socket // by path
 }
 
-// socket is one in the folder.
+// socket is one in the directory.
 type socket struct {
 	id      string // of its inode: a plugin that comes back makes another
 	busy    bool
@@ -78,7 +78,7 @@ type socket struct {
 	info    *Info // what has registered by it; nil: nothing yet
 }
 
-// New returns the registry of the folder that plugins look for. It starts
+// New returns the registry of the directory that plugins look for. It starts
 // nothing.
 func New(root string) *Registry {
 	return &Registry{root: root, handlers: map[string]Handler{}, watch: watchFolder, sockets: map[string]*socket{}}
@@ -87,16 +87,16 @@ func New(root string) *Registry {
 // Handle has h serve the plugins of a type. It must be called before Run.
 func (r *Registry) Handle(kind string, h Handler) { r.handlers[kind] = h }
 
-// lockFile marks a folder as a node's of ours.
+// lockFile marks a directory as a node's of ours.
 const lockFile = ".clusterd"
 
-// Owned reports whether the folder was ever a node's of ours.
+// Owned reports whether the directory was ever a node's of ours.
 func Owned(root string) bool {
 	_, err := os.Lstat(filepath.Join(root, lockFile))
 	return err == nil
 }
 
-// InUse reports whether a node that runs has the folder.
+// InUse reports whether a node that runs has the directory.
 func InUse(root string) bool {
 	f, err := os.Open(filepath.Join(root, lockFile))
 	if err != nil {
@@ -106,7 +106,7 @@ func InUse(root string) bool {
 	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// lock makes the folder this node's alone until the file is closed.
+// lock makes the directory this node's alone until the file is closed.
 func (r *Registry) lock() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(r.root, lockFile), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -119,8 +119,8 @@ func (r *Registry) lock() (*os.File, error) {
 	return f, nil
 }
 
-// Run registers plugins whose sockets are in the folder until ctx ends, and
-// takes away those whose sockets have gone. The folder is this node's alone
+// Run registers plugins whose sockets are in the directory until ctx ends, and
+// takes away those whose sockets have gone. The directory is this node's alone
 // meanwhile. What has registered stays so when it returns.
 func (r *Registry) Run(ctx context.Context) error {
 	dir := filepath.Join(r.root, "plugins_registry")
@@ -159,7 +159,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
-// watchFolder tells of changes in a folder.
+// watchFolder tells of changes in a directory.
 func watchFolder(dir string) (*fsnotify.Watcher, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -171,7 +171,7 @@ func watchFolder(dir string) (*fsnotify.Watcher, error) {
 	return watcher, nil
 }
 
-// scan compares the folder with what is known.
+// scan compares the directory with what is known.
 func (r *Registry) scan(ctx context.Context, dir string, wg *sync.WaitGroup) {
 	found, err := socketsIn(dir)
 	if err != nil {
@@ -209,7 +209,7 @@ func (r *Registry) scan(ctx context.Context, dir string, wg *sync.WaitGroup) {
 	}
 }
 
-// socketsIn are the sockets below a folder, and what tells each from another of
+// socketsIn are the sockets below a directory, and what tells each from another of
 // its path.
 func socketsIn(dir string) (map[string]string, error) {
 	found := map[string]string{}

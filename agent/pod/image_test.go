@@ -140,7 +140,7 @@ func TestDeleteDuringPull(t *testing.T) {
 	})
 }
 
-// TestSlowPull: a pull takes as long as it takes. It once began anew every quarter of
+// TestSlowPull: a pull takes as long as it takes. It once began again every quarter of
 // an hour, so that a large image over a slow line never came.
 func TestSlowPull(t *testing.T) {
 	inBubble(t, func(n *node) {
@@ -185,7 +185,7 @@ func TestImageChange(t *testing.T) {
 }
 
 // TestDamagedImage: a container that does not start because its image has
-// become incomplete on disk gets the image anew.
+// become incomplete on disk gets the image again.
 func TestDamagedImage(t *testing.T) {
 	inBubble(t, func(n *node) {
 		whole := false

@@ -13,9 +13,9 @@ import (
 	"github.com/clusterd/clusterd/agent/podspec"
 )
 
-// LogLinks is a folder of links to logs: what ships logs reads from the name whose
+// LogLinks is a directory of links to logs: what ships logs reads from the name whose
 // they are. It has either one to the log of each container that is there, named
-// POD_NAMESPACE_CONTAINER-ID.log, or one to the log folder of each pod,
+// POD_NAMESPACE_CONTAINER-ID.log, or one to the log directory of each pod,
 // NAMESPACE_NAME_UID. Empty: no links are made.
 type LogLinks string
 
@@ -32,7 +32,7 @@ func (dir LogLinks) set(namespace, pod, container, id, log string) error {
 	return nil
 }
 
-// setPod makes the link of a pod's log folder.
+// setPod makes the link of a pod's log directory.
 func (dir LogLinks) setPod(logs string) error {
 	if dir == "" {
 		return nil
@@ -43,7 +43,7 @@ func (dir LogLinks) setPod(logs string) error {
 	return nil
 }
 
-// removePod takes the link of a pod's log folder away, if there is one.
+// removePod takes the link of a pod's log directory away, if there is one.
 func (dir LogLinks) removePod(logs string) error {
 	return dir.removeIf(func(_, target string) bool { return target == logs })
 }
@@ -54,7 +54,7 @@ func (dir LogLinks) remove(id string) error {
 }
 
 // sweep removes links to logs of ours that are no more. Others may have links
-// in the same folder.
+// in the same directory.
 func (dir LogLinks) sweep(logs string) error {
 	return dir.removeIf(func(_, target string) bool {
 		if !strings.HasPrefix(target, logs+"/") {
@@ -65,7 +65,7 @@ func (dir LogLinks) sweep(logs string) error {
 	})
 }
 
-// RemoveAll removes the links to what lies in a folder.
+// RemoveAll removes the links to what lies in a directory.
 func (dir LogLinks) RemoveAll(logs string) error {
 	return dir.removeIf(func(_, target string) bool { return strings.HasPrefix(target, logs+"/") })
 }

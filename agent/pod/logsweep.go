@@ -10,7 +10,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podspec"
 )
 
-// sweepLogs removes log folders of pods that are no more.
+// sweepLogs removes log directories of pods that are no more.
 func (m *Manager) sweepLogs(ctx context.Context) {
 	if !m.cfg.SweepLogs {
 		return
@@ -47,7 +47,7 @@ func (m *Manager) sweepLogs(ctx context.Context) {
 			klog.FromContext(ctx).Error(err, "Links to logs that are no more stay", "folder", links)
 		}
 	}
-	// Pods that ran before the folder was asked for have theirs now, too.
+	// Pods that ran before the directory was asked for have theirs now, too.
 	for _, e := range entries {
 		if used[e.Name()] {
 			if err := m.cfg.PodLogLinks.setPod(filepath.Join(m.cfg.LogDir, e.Name())); err != nil {

@@ -421,7 +421,7 @@ func orphan(uid types.UID, rec podstate.Records) *v1.Pod {
 	return pod
 }
 
-// sweepFolders removes pod folders and logs of deleted pods.
+// sweepFolders removes pod directories and logs of deleted pods.
 func (m *Manager) sweepFolders(ctx context.Context) {
 	uids, err := m.cfg.Volumes.Pods()
 	if err != nil {
@@ -445,10 +445,10 @@ func (m *Manager) sweepFolders(ctx context.Context) {
 	m.sweepLogs(ctx)
 }
 
-// sweepTimeout bounds what the start of the agent waits for one folder.
+// sweepTimeout bounds what the start of the agent waits for one directory.
 const sweepTimeout = 5 * time.Second
 
-// sweepLater removes a folder that could not be removed at once: the CSI
+// sweepLater removes a directory that could not be removed at once: the CSI
 // driver that has a mount in it may start later than the agent.
 func (m *Manager) sweepLater(ctx context.Context, uid types.UID) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {

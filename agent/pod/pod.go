@@ -163,17 +163,17 @@ type Config struct {
 	// block. Optional.
 	OnRuntime func()
 
-	// PodDir holds one folder a pod: volumes, etc-hosts, termination logs.
+	// PodDir holds one directory a pod: volumes, etc-hosts, termination logs.
 	PodDir string
 	// EndedDir holds the last statuses of static pods that have ended.
 	EndedDir string
 	// LogDir holds NS_NAME_UID/CONTAINER/N.log.
 	LogDir string
-	// SweepLogs: the folder is ours alone, folders of unknown pods are removed.
+	// SweepLogs: the directory is ours alone, directories of unknown pods are removed.
 	SweepLogs bool
-	// LogLinks is a folder of links to the containers' logs; empty: none.
+	// LogLinks is a directory of links to the containers' logs; empty: none.
 	LogLinks LogLinks
-	// PodLogLinks is a folder of links to the pods' log folders; empty: none.
+	// PodLogLinks is a directory of links to the pods' log directories; empty: none.
 	PodLogLinks LogLinks
 	CgroupRoot  string // "/clusterd-n1"
 

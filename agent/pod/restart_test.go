@@ -28,7 +28,7 @@ func (n *node) started(container string) (k int) {
 }
 
 // TestCrashLoopReset: who ran for ten minutes has not crashed in a row: the
-// next start is at once, and the delays begin anew. A second less is not enough.
+// next start is at once, and the delays begin again. A second less is not enough.
 func TestCrashLoopReset(t *testing.T) {
 	for _, tt := range []struct {
 		name string

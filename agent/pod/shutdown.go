@@ -94,7 +94,7 @@ func (m *Manager) refusedByShutdown(accepted bool) *podstate.Verdict {
 	return &podstate.Verdict{Reason: reasonRefused, Message: messageRefused}
 }
 
-// afterShutdown lets a static pod that the shutdown ended be begun anew, once the
+// afterShutdown lets a static pod that the shutdown ended be begun again, once the
 // shutdown was cancelled and nothing of the pod is left; and tells who waits that
 // nothing is.
 func (w *worker) afterShutdown() {

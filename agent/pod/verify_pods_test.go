@@ -104,7 +104,7 @@ func TestPrivateImages(t *testing.T) {
 	}
 }
 
-// TestPrivateImageIsPinned: what happens to images of the node neither begins anew the
+// TestPrivateImageIsPinned: what happens to images of the node neither begins again the
 // pull of a pod that may not have the image that is here, nor ends its back-off, until
 // the image is one that all pods may have.
 func TestPrivateImageIsPinned(t *testing.T) {

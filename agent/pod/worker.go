@@ -77,7 +77,7 @@ type worker struct {
 	mirror      mirrorState // of a static pod
 	end         endState    // of a static pod
 	shutdown    bool        // the pod ended because the machine goes down; set before the loop runs, or by it
-	again       bool        // it is a static one that is to begin anew
+	again       bool        // it is a static one that is to begin again
 	span        spanState
 	fresh       refreshState
 	wg          sync.WaitGroup // operations under way

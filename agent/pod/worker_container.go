@@ -270,7 +270,7 @@ func (w *worker) forget(c *podstate.Container) {
 		}
 		logs, _ := filepath.Glob(w.m.spec.LogPath(pod, name, old.Attempt) + "*") // rotated ones too
 		for _, p := range append(logs, w.m.spec.MessagePath(pod, name, old.Attempt)) {
-			_ = os.Remove(p) // the pod's end removes the folder anyway
+			_ = os.Remove(p) // the pod's end removes the directory anyway
 		}
 		return func() {}
 	})

@@ -95,7 +95,7 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 		return nil, false, err
 	}
 	defer release()
-	// Before the sandbox, as a kubelet does: who follows logs finds the folder of a pod
+	// Before the sandbox, as a kubelet does: who follows logs finds the directory of a pod
 	// whose sandbox cannot be made.
 	if err := os.MkdirAll(m.spec.PodLogs(pod), 0o755); err != nil {
 		return nil, false, err
@@ -466,7 +466,7 @@ func (w *worker) teardownAt(part string) {
 	w.obs.TeardownPart, w.obs.TeardownSince = part, time.Now()
 }
 
-// teardown removes containers, sandboxes, network, mounts and folders of a
+// teardown removes containers, sandboxes, network, mounts and directories of a
 // pod, and tells at what it is. Every part is tried; what is gone already is
 // fine.
 func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxes []string, at func(part string)) error {
@@ -484,7 +484,7 @@ func (m *Manager) teardown(ctx context.Context, uid string, containers, sandboxe
 		note("remove sandbox", m.cfg.Runtime.RemoveSandbox(ctx, id))
 	}
 	if len(errs) > 0 {
-		return errors.Join(errs...) // network and folders are still in use
+		return errors.Join(errs...) // network and directories are still in use
 	}
 	at("Detaching its network")
 	note("detach network", m.cfg.Network.Detach(ctx, uid))

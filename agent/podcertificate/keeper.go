@@ -1,6 +1,6 @@
 // Package podcertificate gets certificates for the podCertificate sources of
 // pods' volumes: it makes a key on this node, asks the signer by a
-// PodCertificateRequest, and asks anew when the signer has said that it is time.
+// PodCertificateRequest, and asks again when the signer has said that it is time.
 // Keys are in memory and in the pods' volumes alone.
 package podcertificate
 

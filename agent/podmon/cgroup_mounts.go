@@ -80,12 +80,12 @@ func takeCgroupTree(cfg *configs.Config) bool {
 
 // mountCgroupTree mounts /sys/fs/cgroup of cgroup version 1 in the container
 // whose init, pid, waits to become the user's program: a tmpfs with each
-// hierarchy in a folder of its own, as the machine has it, each showing the
+// hierarchy in a directory of its own, as the machine has it, each showing the
 // container's own cgroup as its root.
 //
 // libcontainer can do the same, but reads the machine's whole mount table for it
 // at each start, which takes the longer the more pods there are, and walks to
-// each folder with care that is not needed here: nothing of the container's has
+// each directory with care that is not needed here: nothing of the container's has
 // run yet, and what lies on /sys is the kernel's.
 func mountCgroupTree(pid int, readonly bool) error {
 	hierarchies, err := cgroupHierarchies()
@@ -148,7 +148,7 @@ func enterAndMountCgroups(pid int, hierarchies []cgroupHierarchy, readonly bool)
 	return unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 }
 
-// mountHierarchy mounts h into its folder of tree, which it makes. The folders
+// mountHierarchy mounts h into its directory of tree, which it makes. The directories
 // of controllers that share a hierarchy get links to it, as usual.
 func mountHierarchy(tree int, h cgroupHierarchy, attrs int) error {
 	if err := unix.Mkdirat(tree, h.folder, 0o755); err != nil {

@@ -343,7 +343,7 @@ func (s *Supervisor) killPod(uid string) (left int, err error) {
 	return left, err
 }
 
-// unmountBelow unmounts what is mounted in the folders, the last first. A file
+// unmountBelow unmounts what is mounted in the directories, the last first. A file
 // system of a server has to give up what it has under way: it must not be
 // written when the server is reached again.
 func unmountBelow(dirs []string) error {

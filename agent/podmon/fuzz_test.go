@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzRequest decodes what a client may send and holds it against the rules by
-// which podmon takes it: what is taken names no folder, cgroup or kernel switch
+// which podmon takes it: what is taken names no directory, cgroup or kernel switch
 // outside of the pod's own.
 func FuzzRequest(f *testing.F) {
 	for _, req := range []api.Request{

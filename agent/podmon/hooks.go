@@ -51,7 +51,7 @@ func validHooks(spec api.Container) error {
 	return nil
 }
 
-// setHooks gives libcontainer the hooks that it is to run, and the folder that
+// setHooks gives libcontainer the hooks that it is to run, and the directory that
 // they find the container's description in.
 func (s *Supervisor) setHooks(cfg *configs.Config, spec *api.Container, pod *api.Sandbox) error {
 	if len(spec.Hooks) == 0 {
@@ -117,7 +117,7 @@ func (s *Supervisor) startHooks(hooks []api.Hook) []timedHook {
 	return out
 }
 
-// writeBundle describes the container for its hooks: they are told of a folder,
+// writeBundle describes the container for its hooks: they are told of a directory,
 // and look there for the OCI runtime's config.json.
 func (s *Supervisor) writeBundle(spec *api.Container) error {
 	if len(spec.Hooks) == 0 {

@@ -108,7 +108,7 @@ const (
 	restartReset    = 10 * time.Second // one that lived as long ended for another reason
 )
 
-// errKept says that the folder has a keeper already.
+// errKept says that the directory has a keeper already.
 var errKept = errors.New("another keeper holds the state folder")
 
 type keeper struct {
@@ -191,7 +191,7 @@ func runKeeper(cfg keeperConfig, term <-chan os.Signal) error {
 	}
 }
 
-// lockKeeper makes this process the folder's keeper; errKept: another one is.
+// lockKeeper makes this process the directory's keeper; errKept: another one is.
 func lockKeeper(cfg keeperConfig) (*os.File, error) {
 	if h := cfg.handover; h != nil && h.lock != nil {
 		return h.lock, nil

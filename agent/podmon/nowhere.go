@@ -10,7 +10,7 @@ import (
 
 // emptyMountNamespace makes a mount namespace that holds nothing but an empty
 // read-only directory. All pauses share it: a namespace of its own for each
-// would copy the node's whole mount table every time. dir is any empty folder;
+// would copy the node's whole mount table every time. dir is any empty directory;
 // nothing stays mounted on it.
 func emptyMountNamespace(dir string) (*os.File, error) {
 	type result struct {

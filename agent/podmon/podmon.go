@@ -58,11 +58,11 @@ const (
 	emptyDir       = "empty"           // where the empty mount namespace is made
 )
 
-// Supervisor owns the containers of one state folder.
+// Supervisor owns the containers of one state directory.
 type Supervisor struct {
 	cfg     Config
 	log     *slog.Logger
-	lock    *os.File // flock: one supervisor per folder
+	lock    *os.File // flock: one supervisor per directory
 	ln      *net.UnixListener
 	nowhere *os.File // empty mount namespace that every pause joins
 	moves   *os.File // see favorMoves; nil: not had
@@ -95,7 +95,7 @@ var (
 	errReplaced = errorf(api.CodeReplaced, "podmon was replaced by another program, and what belonged to this connection has ended: try again")
 )
 
-// New takes the state folder over from a former supervisor, if there was one:
+// New takes the state directory over from a former supervisor, if there was one:
 // the containers it left are known when New returns. It fails while another
 // supervisor lives.
 func New(cfg Config) (_ *Supervisor, err error) {
@@ -285,7 +285,7 @@ func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	// The folder is not open to others until the mode is right.
+	// The directory is not open to others until the mode is right.
 	tmp := path + ".new"
 	os.Remove(tmp)
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: tmp, Net: "unix"})
@@ -303,7 +303,7 @@ func listen(path string) (*net.UnixListener, error) {
 	return ln, nil
 }
 
-// validID accepts what may name a folder and a cgroup.
+// validID accepts what may name a directory and a cgroup.
 func validID(id string) error {
 	ok := len(id) > 0 && len(id) <= 200 && id[0] != '.'
 	for i := 0; ok && i < len(id); i++ {

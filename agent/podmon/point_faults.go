@@ -11,7 +11,7 @@ import (
 )
 
 // point kills this process when it is at the place that the file kill-at beside
-// its state folder says. The file is removed first: it happens once.
+// its state directory says. The file is removed first: it happens once.
 func point(name string) {
 	i := slices.Index(os.Args, "--root")
 	if i < 0 || i+1 >= len(os.Args) {

@@ -40,7 +40,7 @@ type sandbox struct {
 
 const pauseTime = 30 * time.Second // within which a pause is ready, on a busy machine
 
-const procDir = "/proc/" // where the pause's own open folder is, see pause.c
+const procDir = "/proc/" // where the pause's own open directory is, see pause.c
 
 const pauseOOMScore = -998 // the last to be killed for memory, with its pod's processes
 

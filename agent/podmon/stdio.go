@@ -23,13 +23,13 @@ var past = time.Unix(1, 0)
 
 // stdio is a container's input and output on podmon's side.
 //
-// Output runs through FIFOs in the state folder, and the container holds them
+// Output runs through FIFOs in the state directory, and the container holds them
 // open for reading too: when podmon is killed, the container's writes neither
 // fail nor end it; they fill the FIFO and wait for the next podmon, which opens
 // it again by name. The end of a FIFO is still seen: when no process of the
 // container has it open any more.
 type stdio struct {
-	dir  string // the container's state folder
+	dir  string // the container's state directory
 	spec *api.Container
 	log  *logFile
 

@@ -15,7 +15,7 @@ import (
 
 // TestRootTwoRanges: pods get an address of each range, at once of use; a pod that
 // has one already, from before there was a second range, gets the other when it is
-// connected anew; the next process knows both.
+// connected again; the next process knows both.
 func TestRootTwoRanges(t *testing.T) {
 	netnstest.NeedRoot(t)
 	ns, dir := netnstest.New(t), t.TempDir()

@@ -48,7 +48,7 @@ func TestRootForgedSourceGetsNowhere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// hear sends a forged and an honest packet, and both anew, until one with the
+	// hear sends a forged and an honest packet, and both again, until one with the
 	// last word arrives. It reports whether a forged one of this round did.
 	hear := func(round, last string) (forged bool) {
 		t.Helper()

@@ -71,7 +71,7 @@ type Config struct {
 	// Encrypt sends pods' packets to other nodes through WireGuard, and nothing in
 	// clear; it needs a Client. KeyAge is after what time the node makes itself
 	// another key; 0: it keeps the one it has. KeyDir is where that lies; default:
-	// Dir. A folder in memory is right, too: the node makes another key after a boot.
+	// Dir. A directory in memory is right, too: the node makes another key after a boot.
 	Encrypt bool
 	KeyAge  time.Duration
 	KeyDir  string

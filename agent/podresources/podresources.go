@@ -20,7 +20,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// SocketName is the socket's name in its folder.
+// SocketName is the socket's name in its directory.
 const SocketName = "kubelet.sock"
 
 // Pod is a pod that has not ended.
@@ -59,7 +59,7 @@ type Claimed struct {
 
 // Config of a Server.
 type Config struct {
-	// Socket is the path to listen at; its folder is there. Required.
+	// Socket is the path to listen at; its directory is there. Required.
 	Socket string
 	// Pods are the node's, in the order in which they are listed. Required.
 	Pods func() []Pod
@@ -97,11 +97,11 @@ const (
 
 // Run serves until ctx ends, and removes the socket.
 func (s *Server) Run(ctx context.Context) error {
-	// Of an agent that was killed; the data folder's lock says that none lives.
+	// Of an agent that was killed; the data directory's lock says that none lives.
 	if err := os.Remove(s.cfg.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("podresources: %w", err)
 	}
-	// A socket's address has 107 bytes, and data folders may lie deep.
+	// A socket's address has 107 bytes, and data directories may lie deep.
 	dir, err := os.Open(filepath.Dir(s.cfg.Socket))
 	if err != nil {
 		return fmt.Errorf("podresources: %w", err)

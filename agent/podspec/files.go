@@ -48,7 +48,7 @@ func hostAliases(pod *v1.Pod) string {
 	return b.String()
 }
 
-// WriteFiles writes etc-hosts and resolv.conf into the pod's folder. warn is
+// WriteFiles writes etc-hosts and resolv.conf into the pod's directory. warn is
 // called for what is not as the pod asks.
 func (b *Builder) WriteFiles(pod *v1.Pod, ips []netip.Addr, warn func(reason, message string)) error {
 	dir := b.podDir(pod)
@@ -84,10 +84,10 @@ func (b *Builder) MessagePath(pod *v1.Pod, container string, attempt uint32) str
 	return filepath.Join(b.podDir(pod), "containers", container, strconv.Itoa(int(attempt)))
 }
 
-// LogFolder is the folder of a pod's logs below the log directory.
+// LogFolder is the directory of a pod's logs below the log directory.
 func LogFolder(pod *v1.Pod) string { return pod.Namespace + "_" + pod.Name + "_" + string(pod.UID) }
 
-// PodLogs is the folder of a pod's logs.
+// PodLogs is the directory of a pod's logs.
 func (b *Builder) PodLogs(pod *v1.Pod) string { return filepath.Join(b.LogDir, LogFolder(pod)) }
 
 // LogPath is the log of one instance of a container; rotated parts of it begin

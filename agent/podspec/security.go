@@ -52,7 +52,7 @@ func security(out *api.Container, pod *v1.Pod, c *v1.Container, seccompRoot stri
 	return nil
 }
 
-// thermalThrottle are the folders below sys that count how often each of the
+// thermalThrottle are the directories below sys that count how often each of the
 // processors was slowed down for its heat: by them one container can watch what
 // others compute. Masked paths are no patterns, so each is named.
 func thermalThrottle(sys string) []string {

@@ -71,7 +71,7 @@ type Builder struct {
 	Volumes *volume.Manager
 	Objects *object.Cache
 
-	// PodDir holds one folder a pod; LogDir NS_NAME_UID/CONTAINER/N.log.
+	// PodDir holds one directory a pod; LogDir NS_NAME_UID/CONTAINER/N.log.
 	PodDir, LogDir string
 
 	// ResolvConf is the host's; "": the one in use.
@@ -85,7 +85,7 @@ type Builder struct {
 }
 
 // Container translates a container of the API into podmon's message, and makes
-// the files and folders it names. Reason is the status's word for its error.
+// the files and directories it names. Reason is the status's word for its error.
 func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error) {
 	c, pod := in.Container, in.Pod
 	node := b.Node()

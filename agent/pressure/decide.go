@@ -83,7 +83,7 @@ type Candidate struct {
 	QOS    v1.PodQOSClass
 	Memory int64 // working set, bytes
 	Disk   int64 // bytes of logs, volumes and written files
-	Inodes int64 // how many files and folders these are
+	Inodes int64 // how many files and directories these are
 	Pids   int64
 	// Requests are the pod's, overhead included.
 	Requests v1.ResourceList

@@ -22,19 +22,19 @@ type LocalPod struct {
 	Volumes []LocalVolume
 	// Containers are the running ones.
 	Containers []LocalContainer
-	// Others are folders that count for the pod as a whole alone.
+	// Others are directories that count for the pod as a whole alone.
 	Others []string
 	// Limit is what all of it together may take.
 	Limit resource.Quantity
 }
 
-// LocalVolume is a folder and what it may hold.
+// LocalVolume is a directory and what it may hold.
 type LocalVolume struct {
 	Name, Dir string
 	Limit     resource.Quantity
 }
 
-// LocalContainer is a container, the folders of what it has written and of its
+// LocalContainer is a container, the directories of what it has written and of its
 // logs, and what they may hold together.
 type LocalContainer struct {
 	Name  string
@@ -56,7 +56,7 @@ func (p *LocalPod) Limited() bool {
 }
 
 // over says why the pod has to go, "": it need not; in the order and words of
-// Kubernetes. used measures folders, in bytes.
+// Kubernetes. used measures directories, in bytes.
 func (p *LocalPod) over(used func(dirs ...string) (int64, error)) (string, error) {
 	var total int64
 	exceeds := func(bytes int64, limit resource.Quantity) bool { return !limit.IsZero() && bytes > limit.Value() }
@@ -104,12 +104,12 @@ func (p *LocalPod) over(used func(dirs ...string) (int64, error)) (string, error
 
 // LocalConfig is that of a LocalGuard.
 type LocalConfig struct {
-	// Period is how often a pod is measured; default 10 s. One whose folders
+	// Period is how often a pod is measured; default 10 s. One whose directories
 	// take long is measured less often: see restFactor.
 	Period time.Duration
 	// Pods lists the node's pods. It is called from Run alone.
 	Pods func() []LocalPod
-	// Use adds up what folders take of the disk, in bytes. It is called for
+	// Use adds up what directories take of the disk, in bytes. It is called for
 	// several pods at once, and may hang as long as it likes.
 	Use func(ctx context.Context, dirs ...string) (int64, error)
 	// Evict ends a pod that is over a limit. It must not block; the same pod may
@@ -129,7 +129,7 @@ const (
 )
 
 // LocalGuard ends pods that take more of the node's disks than they may. There
-// is no quota in the kernel behind it: folders are walked, those of pods with a
+// is no quota in the kernel behind it: directories are walked, those of pods with a
 // limit alone, so that a pod may be over its limit for as long as a period.
 type LocalGuard struct {
 	cfg   LocalConfig
@@ -190,7 +190,7 @@ func (g *LocalGuard) due(now time.Time) []LocalPod {
 	return out
 }
 
-// measure waits for a turn and walks the pod's folders. It returns when that is
+// measure waits for a turn and walks the pod's directories. It returns when that is
 // done, or has taken so long that others must not wait for it.
 func (g *LocalGuard) measure(ctx context.Context, p LocalPod) {
 	select {

@@ -67,7 +67,7 @@ func TestOverLocalLimit(t *testing.T) {
 	}
 }
 
-// TestLocalGuard: folders that hang hold up nobody but their pod, pods without
+// TestLocalGuard: directories that hang hold up nobody but their pod, pods without
 // limits are not measured, and a slow walk is not repeated at once.
 func TestLocalGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -72,7 +72,7 @@ func New(cfg Config) *Guard {
 	return &Guard{cfg: cfg, watcher: watcher{thresholds: cfg.Thresholds, transition: cfg.Transition}}
 }
 
-// Disk tells whether a signal is about disks, for which folders have to be
+// Disk tells whether a signal is about disks, for which directories have to be
 // measured.
 func (s Signal) Disk() bool { return s.condition() == v1.NodeDiskPressure }
 
@@ -83,7 +83,7 @@ func (g *Guard) Under(c v1.NodeConditionType) bool {
 	return g.under[c]
 }
 
-// Run watches until ctx ends. Disks are relieved beside it: to measure folders and
+// Run watches until ctx ends. Disks are relieved beside it: to measure directories and
 // to remove images takes long, and memory does not wait.
 func (g *Guard) Run(ctx context.Context) error {
 	tick := slack.NewTicker(g.cfg.Period)

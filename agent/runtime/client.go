@@ -21,7 +21,7 @@ import (
 
 // Config of a Client.
 type Config struct {
-	// Dir is podmon's state folder: absolute, required. One podmon per folder.
+	// Dir is podmon's state directory: absolute, required. One podmon per directory.
 	Dir string
 	// PodmonPath is the program to start; empty: the one inside clusterd.
 	PodmonPath string

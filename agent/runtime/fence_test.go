@@ -39,7 +39,7 @@ func isFenced(err error) bool {
 	return errors.As(err, &e) && e.Code == api.CodeFenced
 }
 
-// volume mounts something in a pod's folder.
+// volume mounts something in a pod's directory.
 func (n *node) volume(pod string) (dir, mount string) {
 	n.t.Helper()
 	dir = filepath.Join(n.dir, "pods", pod)

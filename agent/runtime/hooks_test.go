@@ -97,7 +97,7 @@ func TestRootHooks(t *testing.T) {
 		t.Errorf("%v, %s", err, b)
 	}
 
-	// The mount namespace is the container's: the node's folder stays empty.
+	// The mount namespace is the container's: the node's directory stays empty.
 	if left, err := os.ReadDir(filepath.Join(n.box, "scratch")); err != nil || len(left) > 0 {
 		t.Errorf("createContainer wrote into the node's folder: %v, %v", left, err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/clusterd/clusterd/agent/podmon/api"
 )
 
-// ErrNoPodmon is returned by Look when no podmon serves in the folder.
+// ErrNoPodmon is returned by Look when no podmon serves in the directory.
 var ErrNoPodmon = errors.New("no podmon serves there")
 
 // Look lists every sandbox and container of the podmon of dir, oldest first. It

@@ -78,7 +78,7 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// node is one podmon with a folder and a cgroup of its own.
+// node is one podmon with a directory and a cgroup of its own.
 type node struct {
 	t      testing.TB
 	dir    string
@@ -129,7 +129,7 @@ func (n *node) ownLog() string {
 	return "\npodmon.log:\n" + string(b)
 }
 
-// rootfs makes a folder that holds the test program.
+// rootfs makes a directory that holds the test program.
 func (n *node) rootfs(name string) string {
 	n.t.Helper()
 	root := filepath.Join(n.dir, name)

@@ -67,7 +67,7 @@ func helloSoon(ctx context.Context, dir string) (*frame.Conn, error) {
 
 func dial(ctx context.Context, dir string) (*frame.Conn, error) {
 	// A socket's address holds 107 bytes; a longer one is reached through a
-	// descriptor of its folder.
+	// descriptor of its directory.
 	path := filepath.Join(dir, "podmon.sock")
 	if len(path) > 100 {
 		d, err := os.Open(dir)

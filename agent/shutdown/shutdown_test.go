@@ -134,7 +134,7 @@ func TestPodsThatDoNotEnd(t *testing.T) {
 	}
 }
 
-// TestBusIsLost: a lock is taken anew, and a shutdown that began meanwhile is
+// TestBusIsLost: a lock is taken again, and a shutdown that began meanwhile is
 // noticed.
 func TestBusIsLost(t *testing.T) {
 	s := logindtest.New(t)

@@ -27,7 +27,7 @@ func ReadOnce(ctx context.Context, cfg Config) (*Once, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Dir != "" && cfg.URL != "" { // the folder may be the default, which is optional then
+	if cfg.Dir != "" && cfg.URL != "" { // the directory may be the default, which is optional then
 		if _, err := os.Stat(cfg.Dir); errors.Is(err, os.ErrNotExist) {
 			r.cfg.Dir = ""
 		}

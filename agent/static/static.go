@@ -30,7 +30,7 @@ import (
 // Config of a Reader.
 type Config struct {
 	NodeName string // required
-	// Dir is the folder of pod files; it is made if it is missing. Empty: none.
+	// Dir is the directory of pod files; it is made if it is missing. Empty: none.
 	Dir string
 	// URL is asked for a Pod, a PodList, or several of them. Empty: none.
 	URL string
@@ -44,7 +44,7 @@ type Config struct {
 	OnFault func(where string, err error)
 }
 
-// settleTime is how long a folder has to be quiet before it is read: a file
+// settleTime is how long a directory has to be quiet before it is read: a file
 // is seldom written in one go.
 const settleTime = 50 * time.Millisecond
 
@@ -166,7 +166,7 @@ func (r *Reader) report(where string, err error) {
 	}
 }
 
-// readDir takes the folder's files in.
+// readDir takes the directory's files in.
 func (r *Reader) readDir() {
 	if r.cfg.Dir == "" {
 		return

@@ -16,7 +16,7 @@ import (
 // which the usual dashboards draw containers. There is a row per container, a
 // row per pod (container and image empty; it has the network's figures), and
 // one for the machine, whose id is "/". Nothing is measured between requests,
-// and folders at most once a minute.
+// and directories at most once a minute.
 type Containers struct {
 	c     *Collector
 	disks *diskCache
@@ -228,7 +228,7 @@ func sendNetwork(ch chan<- prometheus.Metric, file string, labels []string) {
 	}
 }
 
-// diskCache holds what containers' folders take, for a minute.
+// diskCache holds what containers' directories take, for a minute.
 type diskCache struct {
 	mu    sync.Mutex
 	known map[string]diskReading // by container ID
@@ -239,7 +239,7 @@ type diskReading struct {
 	at  time.Time
 }
 
-// diskAge is how old a figure of a folder may be.
+// diskAge is how old a figure of a directory may be.
 const diskAge = time.Minute
 
 func (d *diskCache) of(ctx context.Context, c Container) (Disk, error) {

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is what folders take of their file system.
+// Disk is what directories take of their file system.
 type Disk struct{ Bytes, Inodes int64 }
 
-// DiskUse adds up folders, or files, and all below them. What is mounted below
+// DiskUse adds up directories, or files, and all below them. What is mounted below
 // does not count; nor what disappears meanwhile. A file of several names counts
 // once. Servers of file systems that are mounted below are not asked: they may
 // be gone.
 //
-// What is below is a container's work, so the walk goes from folder to folder by
+// What is below is a container's work, so the walk goes from directory to directory by
 // their descriptors: no depth is too long for a path, and no link is followed.
 func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
 	u := usage{seen: map[inode]bool{}, buf: make([]byte, 16<<10)}
@@ -49,7 +49,7 @@ func DiskUse(ctx context.Context, dirs ...string) (Disk, error) {
 // usage is what was found so far.
 type usage struct {
 	Disk
-	top  unix.Statx_t   // of the folder that is walked
+	top  unix.Statx_t   // of the directory that is walked
 	seen map[inode]bool // files that have several names
 	buf  []byte         // of names
 }
@@ -58,14 +58,14 @@ type usage struct {
 // is a pod's to choose, and the memory is the node's. Those beyond count with each name.
 const maxSeen = 1 << 18
 
-// level is a folder on the way from the top to where the walk is.
+// level is a directory on the way from the top to where the walk is.
 type level struct {
-	name string // in the folder above
+	name string // in the directory above
 	file inode
 	left []string // folders in it that were not walked yet
 }
 
-// walk adds up what is below the open folder root. It holds three descriptors
+// walk adds up what is below the open directory root. It holds three descriptors
 // at most, however deep it goes: the way up is "..".
 func (u *usage) walk(ctx context.Context, root int) error {
 	at, err := openDir(root, ".")
@@ -107,7 +107,7 @@ func (u *usage) walk(ctx context.Context, root int) error {
 	}
 }
 
-// down opens a folder in the open folder dir.
+// down opens a directory in the open directory dir.
 func (u *usage) down(dir int, name string) (int, inode, error) {
 	fd, err := openDir(dir, name)
 	if err != nil {
@@ -124,8 +124,8 @@ func (u *usage) down(dir int, name string) (int, inode, error) {
 	return fd, inodeOf(&st), nil
 }
 
-// up goes from the open folder at, which it closes, to the last one of way. If
-// a folder was moved meanwhile ".." leads elsewhere: then it goes there again
+// up goes from the open directory at, which it closes, to the last one of way. If
+// a directory was moved meanwhile ".." leads elsewhere: then it goes there again
 // from root, or as far as the way still exists, and returns that way.
 func (u *usage) up(root, at int, way []level) (int, []level, error) {
 	fd, file, err := u.down(at, "..")
@@ -157,12 +157,12 @@ func (u *usage) up(root, at int, way []level) (int, []level, error) {
 	return at, way, nil
 }
 
-// isGone says whether a name means no folder any more that we may read.
+// isGone says whether a name means no directory any more that we may read.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EACCES)
 }
 
-// list counts what is in an open folder and returns the folders in it.
+// list counts what is in an open directory and returns the directories in it.
 func (u *usage) list(ctx context.Context, dir int) (folders []string, err error) {
 	var names []string
 	for {
@@ -171,7 +171,7 @@ func (u *usage) list(ctx context.Context, dir int) (folders []string, err error)
 		}
 		n, err := unix.ReadDirent(dir, u.buf)
 		if errors.Is(err, unix.ENOENT) || err == nil && n == 0 {
-			return folders, nil // ENOENT: the folder was deleted
+			return folders, nil // ENOENT: the directory was deleted
 		}
 		if err != nil {
 			return nil, err
@@ -217,13 +217,13 @@ type inode struct {
 
 func inodeOf(st *unix.Statx_t) inode { return inode{st.Dev_major, st.Dev_minor, st.Ino} }
 
-// stat looks at a name in an open folder, or at the folder itself if the name
+// stat looks at a name in an open directory, or at the directory itself if the name
 // is empty, without following it and without asking a server.
 func stat(dir int, name string, st *unix.Statx_t) error {
 	return unix.Statx(dir, name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, st)
 }
 
-// openDir opens a folder to read it; a link to one is ELOOP or ENOTDIR.
+// openDir opens a directory to read it; a link to one is ELOOP or ENOTDIR.
 func openDir(dir int, name string) (int, error) {
 	return unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 }
@@ -237,7 +237,7 @@ func FileSystem(dir string) (unix.Statfs_t, error) {
 	return st, nil
 }
 
-// deviceOf is the device of the file system that a folder is on.
+// deviceOf is the device of the file system that a directory is on.
 func deviceOf(dir string) string {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {

@@ -26,7 +26,7 @@ func TestDiskUseCountsNamesOnce(t *testing.T) {
 	}
 }
 
-// TestDiskUseDeep: below 30 folders of 200 letters a path is too long for the
+// TestDiskUseDeep: below 30 directories of 200 letters a path is too long for the
 // kernel; the files there count like any other.
 func TestDiskUseDeep(t *testing.T) {
 	dir := t.TempDir()
@@ -68,7 +68,7 @@ func TestDiskUseDeep(t *testing.T) {
 	}
 }
 
-// TestDiskUseMoved: a folder that is moved while the walk is in it does not end
+// TestDiskUseMoved: a directory that is moved while the walk is in it does not end
 // the walk, nor lead it elsewhere.
 func TestDiskUseMoved(t *testing.T) {
 	dir := t.TempDir()
@@ -103,7 +103,7 @@ func TestDiskUseMoved(t *testing.T) {
 	if err := os.Rename(filepath.Join(pod, "b/deep"), filepath.Join(dir, "outside/deep")); err != nil {
 		t.Fatal(err)
 	}
-	// From down to deep by "..": it is still the same folder.
+	// From down to deep by "..": it is still the same directory.
 	if at, way, err = u.up(root, at, way[:3]); err != nil || len(way) != 3 {
 		t.Fatalf("%d levels, %v; want 3", len(way), err)
 	}

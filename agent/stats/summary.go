@@ -30,7 +30,7 @@ type Container struct {
 	Name, ID string
 	Image    string // as its status names it
 	Started  time.Time
-	Written  string // the folder of what it has changed in its root file system
+	Written  string // the directory of what it has changed in its root file system
 	LogDir   string
 }
 
@@ -194,7 +194,7 @@ func memoryStats(u Usage, now metav1.Time, available *uint64) *summary.MemorySta
 		RSSBytes: &u.RSS, PageFaults: &u.PageFaults, MajorPageFaults: &u.MajorFault}
 }
 
-// used measures a folder on a file system and adds it to total.
+// used measures a directory on a file system and adds it to total.
 func (c *Collector) used(ctx context.Context, on, dir string, total *Disk) *summary.FsStats {
 	st := fileSystem(on)
 	d, err := DiskUse(ctx, dir)

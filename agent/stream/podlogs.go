@@ -44,7 +44,7 @@ func readLog(ctx context.Context, path string, o LogOptions, done <-chan struct{
 		events, err := watcher()
 		if err == nil {
 			defer events.Close()
-			// The folder, not the file: a rotation replaces the file.
+			// The directory, not the file: a rotation replaces the file.
 			err = events.Add(filepath.Dir(path))
 		}
 		if err != nil { // pods may have taken all that this user may have: see inotify(7)

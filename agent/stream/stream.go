@@ -121,7 +121,7 @@ func NewHandler(cfg Config) http.Handler {
 type handler struct{ cfg Config }
 
 // summary tells what the node and its pods use. With only_cpu_and_memory=true
-// no folder is measured.
+// no directory is measured.
 func (h *handler) summary(w http.ResponseWriter, r *http.Request) {
 	if !h.ready(w, r) {
 		return

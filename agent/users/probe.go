@@ -11,7 +11,7 @@ import (
 
 // Probe tries what a pod with a user namespace needs of the kernel: the
 // namespace itself with a network of its own, and id-mapped mounts
-// (mount_setattr(2)) of a tmpfs and of the folder of volumes. more tries the
+// (mount_setattr(2)) of a tmpfs and of the directory of volumes. more tries the
 // rest with the same namespace. The error says what is missing.
 func Probe(folder string, more func(users *os.File) error) error {
 	return (Range{First: DefaultIDRange.First, Count: Count}).Try(func(users *os.File) error {

@@ -12,7 +12,7 @@ import (
 
 // Readers see all files of a volume change at once: the files live in a
 // folder named by no one else, the link ..data points to it, and each name
-// the user sees is a link through ..data. An update writes a new folder and
+// the user sees is a link through ..data. An update writes a new directory and
 // renames a new link over ..data.
 //
 //	app.conf     -> ..data/app.conf
@@ -54,7 +54,7 @@ func writeFiles(dir string, files map[string]file, group *int64) error {
 	return sweep(dir, filepath.Base(next))
 }
 
-// fill writes the files into an empty folder.
+// fill writes the files into an empty directory.
 func fill(dir string, files map[string]file, group *int64) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
@@ -90,7 +90,7 @@ func fill(dir string, files map[string]file, group *int64) error {
 	return nil
 }
 
-// same reports whether the folder holds exactly these files.
+// same reports whether the directory holds exactly these files.
 func same(dir string, files map[string]file) bool {
 	n := 0
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
@@ -149,7 +149,7 @@ func link(dir string, files map[string]file) error {
 	return nil
 }
 
-// sweep removes older content folders.
+// sweep removes older content directories.
 func sweep(dir, keep string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

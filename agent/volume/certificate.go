@@ -29,7 +29,7 @@ type CertificateSource struct {
 
 // certificate adds the key and the certificates of a source. A pod that runs
 // keeps those it has while others are asked for: an agent that was started
-// anew knows no keys any more.
+// again knows no keys any more.
 func (r renderer) certificate(ctx context.Context, s CertificateSource, def int32) error {
 	if r.m.cfg.Certificates == nil {
 		return fmt.Errorf("%w: podCertificate source of a projected volume, without an API", ErrUnsupported)

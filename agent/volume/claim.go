@@ -18,7 +18,7 @@ import (
 
 // Claims finds the volumes of claims.
 type Claims interface {
-	// Volume is the volume that the pod's claim is bound to. Its folder exists,
+	// Volume is the volume that the pod's claim is bound to. Its directory exists,
 	// if it is one of this node.
 	Volume(ctx context.Context, pod *v1.Pod, claim string) (*v1.PersistentVolume, error)
 }
@@ -87,7 +87,7 @@ func (m *Manager) claim(ctx context.Context, pod *v1.Pod, v *v1.Volume) error {
 	return fmt.Errorf("%w: the source of persistentvolume %q is none of csi, local, hostPath and nfs", ErrUnsupported, pv.Name)
 }
 
-// bindPath mounts a file or folder of the host at target.
+// bindPath mounts a file or directory of the host at target.
 func (m *Manager) bindPath(path, target string) error {
 	source, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -109,7 +109,7 @@ func (m *Manager) bindPath(path, target string) error {
 	return m.cfg.Mounter.Bind(source, target)
 }
 
-// nfs mounts a folder of an NFS server at target; key is the pod's volume. A server
+// nfs mounts a directory of an NFS server at target; key is the pod's volume. A server
 // that does not answer holds up the caller until ctx ends, and no other caller.
 func (m *Manager) nfs(ctx context.Context, key string, source *v1.NFSVolumeSource, readOnly bool, target string, options []string) error {
 	if readOnly {
@@ -197,7 +197,7 @@ func own(dir string, group int, onMismatch bool) error {
 	})
 }
 
-// emptyPlaces removes the places of claims' volumes in a pod's folder, after
+// emptyPlaces removes the places of claims' volumes in a pod's directory, after
 // they were unmounted. It fails if anything is in one: what is there belongs to
 // the volume, not to the pod.
 func emptyPlaces(dir string) error {

@@ -21,7 +21,7 @@ type Driven struct {
 	ReadOnly bool // the pod wants it so
 }
 
-// Place is where a driver has published a volume: a folder, or a block device.
+// Place is where a driver has published a volume: a directory, or a block device.
 type Place struct {
 	Path string
 	// Own: what is in it is to be given to the pod's group.
@@ -82,7 +82,7 @@ func (m *Manager) device(uid types.UID, name string) string {
 }
 
 // IsDevice reports whether a volume of the pod, which was set up, is a block
-// device: then containers have it as a device, not as a folder.
+// device: then containers have it as a device, not as a directory.
 func (m *Manager) IsDevice(pod *v1.Pod, name string) bool {
 	_, err := os.Lstat(m.device(pod.UID, name))
 	return err == nil

@@ -62,7 +62,7 @@ func (Kernel) Unmount(target string) error {
 	return nil
 }
 
-// Mounted asks the kernel about this one folder, and not the server of what is
+// Mounted asks the kernel about this one directory, and not the server of what is
 // mounted there, which may not answer; before Linux 5.8 it cannot tell.
 func (k Kernel) Mounted(dir string) (bool, error) {
 	var st unix.Statx_t
@@ -80,7 +80,7 @@ func (k Kernel) Mounted(dir string) (bool, error) {
 func (Kernel) Below(dir string) ([]string, error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return nil, nil // no such folder: nothing is mounted there
+		return nil, nil // no such directory: nothing is mounted there
 	}
 	points, err := mountPoints.read()
 	if err != nil {

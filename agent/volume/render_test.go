@@ -117,8 +117,8 @@ func TestMemorySize(t *testing.T) {
 	}
 }
 
-// TestEmptyDirKeepsItsMode: what a pod has made of its folder outlives another
-// Setup, on disk and in memory; one that a crash left half made is made anew.
+// TestEmptyDirKeepsItsMode: what a pod has made of its directory outlives another
+// Setup, on disk and in memory; one that a crash left half made is made again.
 func TestEmptyDirKeepsItsMode(t *testing.T) {
 	for _, medium := range []v1.StorageMedium{v1.StorageMediumDefault, v1.StorageMediumMemory} {
 		m, _, _ := newManager(t)

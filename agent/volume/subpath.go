@@ -17,8 +17,8 @@ import (
 
 // SubPath makes the given sub path of a volume available as a path of its
 // own: a bind mount of the very file that was found inside the volume, so
-// that a container swapping a folder for a link gains nothing. A path that
-// leaves the volume is refused. Missing folders are made, but not in an image:
+// that a container swapping a directory for a link gains nothing. A path that
+// leaves the volume is refused. Missing directories are made, but not in an image:
 // there the path has to be.
 func (m *Manager) SubPath(ctx context.Context, pod *v1.Pod, volumeName, container string, index int, sub string) (string, error) {
 	root, _, err := m.Source(pod, volumeName)
@@ -100,7 +100,7 @@ func openExisting(root, sub string) (*os.File, error) {
 	return openat(dir, sub, unix.O_PATH)
 }
 
-// openBeneath is openExisting, and makes folders that are missing.
+// openBeneath is openExisting, and makes directories that are missing.
 func openBeneath(root, sub string) (*os.File, error) {
 	f, err := openExisting(root, sub)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -111,7 +111,7 @@ func openBeneath(root, sub string) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	// Make what is missing, one folder at a time, each opened inside root.
+	// Make what is missing, one directory at a time, each opened inside root.
 	at := ""
 	for _, part := range strings.Split(filepath.Clean(sub), "/") {
 		parent, err := openat(dir, orDot(at), unix.O_PATH|unix.O_DIRECTORY)
@@ -128,8 +128,8 @@ func openBeneath(root, sub string) (*os.File, error) {
 	return openat(dir, sub, unix.O_PATH)
 }
 
-// mkdirLike makes a folder with its parent's mode, so that a user who may write
-// to the volume may write below; the umask would take bits away. The folder is
+// mkdirLike makes a directory with its parent's mode, so that a user who may write
+// to the volume may write below; the umask would take bits away. The directory is
 // opened before its mode is set: a container may put a link in its place.
 func mkdirLike(parent *os.File, name string) error {
 	var st unix.Stat_t

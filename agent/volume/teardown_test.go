@@ -25,7 +25,7 @@ func (s *stuck) Below(string) ([]string, error) {
 	return s.at, s.err
 }
 
-// TestTeardownLooksForMounts: the folder of a pod with a volume goes only when
+// TestTeardownLooksForMounts: the directory of a pod with a volume goes only when
 // the mount table says that nothing is mounted there; a pod without is torn down
 // without a look at it.
 func TestTeardownLooksForMounts(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package volume makes a pod's volumes: folders, files rendered from
+// Package volume makes a pod's volumes: directories, files rendered from
 // ConfigMaps, Secrets and the pod's own fields, and paths of the host. It
 // mounts only what needs a mount (tmpfs, claims' volumes and subPath binds); binding volumes
 // into containers is podmon's work.
 //
-// On disk, below the data folder:
+// On disk, below the data directory:
 //
 //	pods/UID/volumes/kubernetes.io~KIND/NAME     one folder a volume
 //	pods/UID/volume-subpaths/NAME/CONTAINER/N    bind mounts of subPaths
@@ -53,7 +53,7 @@ type Mounter interface {
 	Tmpfs(target string, size int64) error
 	// Hugetlbfs mounts memory in huge pages of so many bytes.
 	Hugetlbfs(target string, page int64) error
-	// Bind mounts an open file or folder onto target.
+	// Bind mounts an open file or directory onto target.
 	Bind(source *os.File, target string) error
 	// Unmount detaches target; nil when nothing is mounted there.
 	Unmount(target string) error
@@ -66,7 +66,7 @@ type Mounter interface {
 
 // Config of a Manager.
 type Config struct {
-	Dir     string // holds one folder per pod UID; required
+	Dir     string // holds one directory per pod UID; required
 	Objects Objects
 	// TrustBundles: nil on a node without an API.
 	TrustBundles TrustBundles
@@ -266,7 +266,7 @@ func (m *Manager) emptyDir(pod *v1.Pod, v *v1.Volume) error {
 	})
 }
 
-// makeEmptyDir makes a folder on disk, unless it is there: what the pod has made
+// makeEmptyDir makes a directory on disk, unless it is there: what the pod has made
 // of it stays. It appears ready or not at all.
 func makeEmptyDir(dir string, group *int64) error {
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -285,7 +285,7 @@ func makeEmptyDir(dir string, group *int64) error {
 	return os.Rename(tmp, dir) //nolint:forbidigo // an empty folder: it is made again
 }
 
-// openToAll lets everybody write to a folder; what is made in it belongs to the
+// openToAll lets everybody write to a directory; what is made in it belongs to the
 // group, if there is one.
 func openToAll(dir string, group *int64) error {
 	mode := fs.FileMode(0o777)
@@ -314,7 +314,7 @@ func (m *Manager) Present(ctx context.Context, pod *v1.Pod, name, container stri
 }
 
 // hostPath checks or makes a path of the host as its type says. One without a
-// type becomes a folder if it is missing.
+// type becomes a directory if it is missing.
 func hostPath(h *v1.HostPathVolumeSource) error {
 	t := v1.HostPathUnset
 	if h.Type != nil {
@@ -409,7 +409,7 @@ func (m *Manager) Source(pod *v1.Pod, name string) (path string, readOnly bool, 
 	return "", false, fmt.Errorf("volume %q is not defined", name)
 }
 
-// Folders of a pod's folder.
+// Directories of a pod's directory.
 const (
 	volumesDir  = "volumes"
 	subPathsDir = "volume-subpaths"
@@ -422,7 +422,7 @@ func (m *Manager) path(uid types.UID, v *v1.Volume) string {
 	return filepath.Join(m.podDir(uid), volumesDir, "kubernetes.io~"+kindName(v), v.Name)
 }
 
-// Teardown unmounts and removes everything of the pod's folder. It refuses to
+// Teardown unmounts and removes everything of the pod's directory. It refuses to
 // remove anything while a mount is left below it, or while the kernel still
 // works on one of the pod's volumes.
 func (m *Manager) Teardown(ctx context.Context, uid types.UID) error {
@@ -480,9 +480,9 @@ func (m *Manager) teardown(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// mayHoldMounts says whether something can be mounted below a pod's folder: its
+// mayHoldMounts says whether something can be mounted below a pod's directory: its
 // volumes and the places of subPaths can, and containers that mount what the
-// node shall see do it there. All else in the folder is files of the agent. The
+// node shall see do it there. All else in the directory is files of the agent. The
 // mount table, which tells for certain, takes the longer the more pods there are.
 func mayHoldMounts(dir string) (bool, error) {
 	for _, name := range []string{volumesDir, subPathsDir, devicesDir} {
@@ -493,7 +493,7 @@ func mayHoldMounts(dir string) (bool, error) {
 	return false, nil
 }
 
-// Pods lists the pods that have a folder, or something that a driver mounted.
+// Pods lists the pods that have a directory, or something that a driver mounted.
 func (m *Manager) Pods() ([]types.UID, error) {
 	entries, err := os.ReadDir(m.cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -122,7 +122,7 @@ func TestConfigMapFollowsItsSource(t *testing.T) {
 		t.Error("a key that is gone is still there")
 	}
 	entries, _ := os.ReadDir(src)
-	if len(entries) != 4 { // ..data, its folder, two keys
+	if len(entries) != 4 { // ..data, its directory, two keys
 		t.Errorf("left behind: %v", entries)
 	}
 	if st, err := os.Stat(filepath.Join(src, "two")); err != nil || st.Mode().Perm() != 0o644 {

@@ -22,7 +22,7 @@ const (
 )
 
 // Current returns nil when all watches hold what the API had when this was called, or
-// newer. After a time without the API a watch begins anew when its turn comes, and
+// newer. After a time without the API a watch begins again when its turn comes, and
 // shows the past until then. It lists everything once and waits for that, whatever is
 // written meanwhile: it is for who must not go by the past.
 func (w *Watches) Current(ctx context.Context) error {

@@ -14,7 +14,7 @@ func stamp(t *resourcev1.DeviceTaint, now metav1.Time) {
 }
 
 // stampDevices notes when the taints of the slice's devices were added. One that
-// the old slice had is as old as there: a driver that writes its devices anew,
+// the old slice had is as old as there: a driver that writes its devices again,
 // without times, does not prolong what claims tolerate.
 func stampDevices(s, old *resourcev1.ResourceSlice, now metav1.Time) {
 	type key struct {

@@ -159,7 +159,7 @@ func TestPriorityClasses(t *testing.T) {
 		t.Errorf("a group's policy against the class: %v, want Forbidden", err)
 	}
 
-	// Who writes a pod anew need not know what admission gave it.
+	// Who writes a pod again need not know what admission gave it.
 	made.Spec.Priority, made.Spec.PreemptionPolicy, made.Labels = nil, nil, map[string]string{"written": "anew"}
 	made = must[*corev1.Pod](t)(s.Client.CoreV1().Pods("default").Update(t.Context(), made, metav1.UpdateOptions{}))
 	if made.Spec.Priority == nil || *made.Spec.Priority != 1000 || made.Spec.PreemptionPolicy == nil || *made.Spec.PreemptionPolicy != never {

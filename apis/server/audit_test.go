@@ -111,7 +111,7 @@ func TestImpersonationOfAll(t *testing.T) {
 	})
 }
 
-// TestAuditBackends: bodies of requests and responses, files that are begun anew
+// TestAuditBackends: bodies of requests and responses, files that are begun again
 // and of which so many are kept, and a service that gets the events too.
 func TestAuditBackends(t *testing.T) {
 	var mu sync.Mutex

@@ -102,7 +102,7 @@ func begins(info *request.RequestInfo, query url.Values) int64 {
 }
 
 // before refuses a revision before since, as one that has left the history: clients
-// that go on with a list or watch begin anew then.
+// that go on with a list or watch begin again then.
 func before(rev, since int64, info *request.RequestInfo) error {
 	if rev >= since {
 		return nil

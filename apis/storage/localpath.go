@@ -8,7 +8,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 )
 
-// LocalPathOf returns the folder of a volume that was made on the node, whose
+// LocalPathOf returns the directory of a volume that was made on the node, whose
 // volumes are below dir; ok is false for any other volume.
 func LocalPathOf(v *corev1.PersistentVolume, node, dir string) (path string, ok bool) {
 	if v.Labels[names.LocalPathNode] != node || v.Spec.Local == nil {

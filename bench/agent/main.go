@@ -80,7 +80,7 @@ type config struct {
 	podmon string
 	rounds int
 	cases  string // separated by commas; empty: all
-	// profiles is a folder for pprof's profiles of this process; empty: none.
+	// profiles is a directory for pprof's profiles of this process; empty: none.
 	profiles string
 	peer     bool
 }

@@ -91,7 +91,7 @@ func newContainerd(ctx context.Context, boxTar []byte) (_ *containerd, err error
 
 func (c *containerd) socket() string { return filepath.Join(c.dir, "sock") }
 
-// configure writes what containerd reads: its folders, the plain cgroup driver,
+// configure writes what containerd reads: its directories, the plain cgroup driver,
 // and a bridge for the pods.
 func (c *containerd) configure(plugins string) error {
 	config := fmt.Sprintf(`version = 2

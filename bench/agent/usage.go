@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupDirs are the folders of a cgroup in every hierarchy, version 1's
+// cgroupDirs are the directories of a cgroup in every hierarchy, version 1's
 // controllers or version 2's only one.
 func cgroupDirs(cgroup string) []string {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {

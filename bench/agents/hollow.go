@@ -53,7 +53,7 @@ type hollow struct {
 // settings are the same for all hollow agents.
 type settings struct {
 	token    pki.Token
-	dir      string // of all; each has a folder there
+	dir      string // of all; each has a directory there
 	servers  []netip.AddrPort
 	pods     netip.Prefix // the range of all pods
 	services netip.Prefix

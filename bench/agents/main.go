@@ -61,7 +61,7 @@ func main() {
 	}
 }
 
-// inotifyInstances is how many folders and files one user may watch: each agent
+// inotifyInstances is how many directories and files one user may watch: each agent
 // takes one, and all of them are one user here.
 const inotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
 

@@ -88,7 +88,7 @@ func makeNamespaces(ctx context.Context, client kubernetes.Interface) error {
 		if _, err := client.CoreV1().Namespaces().Create(ctx, n, metav1.CreateOptions{}); err != nil {
 			return err
 		}
-		// A loop makes it elsewhere. Without it each pod would be looked up for anew.
+		// A loop makes it elsewhere. Without it each pod would be looked up for again.
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 		if _, err := client.CoreV1().ServiceAccounts(name).Create(ctx, account, metav1.CreateOptions{}); err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// benchDev measures `clusterd dev` on a fresh folder: until its API is ready,
+// benchDev measures `clusterd dev` on a fresh directory: until its API is ready,
 // and until a pod made at that moment runs, the load of its image included.
 func benchDev(ctx context.Context, bin, image string, rounds int) error {
 	var ready, first []time.Duration

@@ -29,7 +29,7 @@ type figure struct {
 	Seconds float64 `json:"seconds,omitempty"`
 	// CPU is the processor time that went by in Seconds, of all threads.
 	CPU float64 `json:"cpu_seconds,omitempty"`
-	// Open is the part of Seconds that opening the data folder took.
+	// Open is the part of Seconds that opening the data directory took.
 	Open float64 `json:"open_seconds,omitempty"`
 	// RSS is the process's resident memory when it has nothing more to do, and
 	// Peak the most it ever was.
@@ -39,7 +39,7 @@ type figure struct {
 	PerObject float64 `json:"rss_kib_per_object,omitempty"`
 	Disk      float64 `json:"disk_mib,omitempty"`
 	Snapshots float64 `json:"snapshots_mib,omitempty"`
-	// DiskRatio is the data folder's size by the live keys and values'.
+	// DiskRatio is the data directory's size by the live keys and values'.
 	DiskRatio float64 `json:"disk_ratio,omitempty"`
 }
 

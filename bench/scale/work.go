@@ -152,7 +152,7 @@ func value(o options, i, salt uint64) []byte {
 	return b[:o.size]
 }
 
-// measure waits until the process's memory and its folder get no smaller, and
+// measure waits until the process's memory and its directory get no smaller, and
 // notes them.
 func (f *figure) measure(o options, live float64) {
 	quiet, last := 0, 0.0
@@ -207,7 +207,7 @@ func memory() (rss, peak float64) {
 	return rss, peak
 }
 
-// folderSize is what a folder's files take on disk, in MiB.
+// folderSize is what a directory's files take on disk, in MiB.
 func folderSize(dir string) float64 {
 	var blocks int64
 	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {

@@ -31,7 +31,7 @@ import (
 type figure struct {
 	Bench   string `json:"bench"`
 	Case    string `json:"case"`
-	Bin     string `json:"bin,omitempty"` // the folder of the program, if two are compared
+	Bin     string `json:"bin,omitempty"` // the directory of the program, if two are compared
 	Servers int    `json:"servers"`
 	Nodes   int    `json:"nodes"`
 	Pods    int    `json:"pods"`

@@ -34,7 +34,7 @@ func places() kubeconfigSearch {
 	}
 }
 
-// apply points flags at the data folder's kubeconfig when nothing comes before
+// apply points flags at the data directory's kubeconfig when nothing comes before
 // it. When there is none either, every request fails with what to do about it.
 //
 // A shell's completion calls it before the flags of the line are parsed, so

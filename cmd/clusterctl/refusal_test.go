@@ -44,7 +44,7 @@ func TestKubeconfigOfAnotherUser(t *testing.T) {
 	for _, verb := range []string{"get nodes", "members"} {
 		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestKubeconfigOfAnotherUser$")
 		cmd.Env = []string{asNobody + "=" + verb, "KUBECONFIG=" + file, "HOME=" + dir}
-		if os.Geteuid() == 0 { // root reads all; the folder itself stays closed to others, which is a refusal too
+		if os.Geteuid() == 0 { // root reads all; the directory itself stays closed to others, which is a refusal too
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 			cmd.Dir = "/"
 		}

@@ -228,7 +228,7 @@ func (u *undo) recreate(ctx context.Context, target *unstructured.Unstructured, 
 	}
 	unstructured.RemoveNestedField(next.Object, "status")
 	if next.GetKind() == "Pod" && next.GetAPIVersion() == "v1" {
-		unstructured.RemoveNestedField(next.Object, "spec", "nodeName") // the scheduler decides anew
+		unstructured.RemoveNestedField(next.Object, "spec", "nodeName") // the scheduler decides again
 	}
 	// Marks of a deletion under way, which would delete it again.
 	next.SetFinalizers(slices.DeleteFunc(next.GetFinalizers(), func(name string) bool {

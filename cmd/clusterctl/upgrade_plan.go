@@ -122,7 +122,7 @@ func planUpgrade(nodes []upgradeNode, wish planOptions) (upgradePlan, error) {
 }
 
 // planError is all that stands against a roll-out. What is passing may be over in a
-// moment: a node that has just begun anew is found to be away and back.
+// moment: a node that has just begun again is found to be away and back.
 type planError struct {
 	words   string
 	passing bool

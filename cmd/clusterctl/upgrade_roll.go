@@ -153,7 +153,7 @@ func (r *roller) record(ctx context.Context) error {
 }
 
 // note records the state of a node. That it cannot be written down while a server
-// begins anew holds nothing up: the next does it.
+// begins again holds nothing up: the next does it.
 func (r *roller) note(ctx context.Context, name, state, why string) {
 	for i := range r.rec.Nodes {
 		if n := &r.rec.Nodes[i]; n.Name == name {

@@ -376,7 +376,7 @@ func processors(cfg Config) (_ pod.CPUs, allocatable cpuset.CPUSet, _ error) {
 	return cpus, cpus.Allocatable(), nil
 }
 
-// startRuntime connects to the data folder's podmon, starting one if none
+// startRuntime connects to the data directory's podmon, starting one if none
 // lives.
 func startRuntime(ctx context.Context, cfg Config, log *slog.Logger) (*runtime.Client, error) {
 	c, err := runtime.Start(ctx, runtime.Config{Dir: dataDir(cfg.Data).path("podmon"), CgroupRoot: cfg.CgroupRoot, Logger: log})

@@ -48,7 +48,7 @@ type agentNode struct {
 	promoted chan struct{}
 }
 
-// role is the role of the member whose data folder it is.
+// role is the role of the member whose data directory it is.
 func (d dataDir) role() (pki.Role, error) {
 	cert, err := d.readNodeCert()
 	if err != nil {

@@ -100,7 +100,7 @@ func differing(servers []storeView) (warnings []string) {
 	return warnings
 }
 
-// getStoreTop names the noisiest writers and the largest folders, as this
+// getStoreTop names the noisiest writers and the largest directories, as this
 // node has seen them. It works without a leader.
 func (a *clusterAPI) getStoreTop(w http.ResponseWriter, _ *http.Request) {
 	top := a.store.Top()

@@ -141,7 +141,7 @@ func (r *restoreFlags) key() (backup.Key, error) {
 	return key, err
 }
 
-// prepareRestore writes the data folder of the first node of a cluster that
+// prepareRestore writes the data directory of the first node of a cluster that
 // goes on from a snapshot, in a new epoch. The members of the cluster that was
 // are none of this one: its machines join again. The gossip key is new as well,
 // so that the two clusters, should both live, do not meet.

@@ -498,7 +498,7 @@ func (m *Main) keepCert(ctx context.Context) error {
 	}
 }
 
-// renew makes the certificates anew that near their end: each by itself.
+// renew makes the certificates again that near their end: each by itself.
 func (m *Main) renew(now time.Time) {
 	if err := m.renewFront(now); err != nil {
 		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)

@@ -85,7 +85,7 @@ func initCommand() *cobra.Command {
 					return err
 				}
 				printRestoreSummary(cmd.ErrOrStderr(), cfg, content)
-				cfg.File = ""                                 // what it says is in the data folder now
+				cfg.File = ""                                 // what it says is in the data directory now
 				if err := cfg.load(cmd.Flags()); err != nil { // the snapshot's settings
 					return err
 				}

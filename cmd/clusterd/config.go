@@ -31,7 +31,7 @@ const minLeaseDuration = 4 * time.Second
 type Config struct {
 	// Name is the node's name in the cluster. Default: the host name.
 	Name string `json:"name"`
-	// Data is the folder that holds all of this node's state.
+	// Data is the directory that holds all of this node's state.
 	Data string `json:"-"`
 	// File is a file of settings to read in the place of DATA/config.yaml; empty: that one.
 	File string `json:"-"`
@@ -96,24 +96,24 @@ type Config struct {
 	// PodPidsLimit is how many processes and threads one pod may have; 0 or -1:
 	// as many as the node.
 	PodPidsLimit int64 `json:"podPidsLimit"`
-	// StaticPods is the folder of the files of static pods, which this node
+	// StaticPods is the directory of the files of static pods, which this node
 	// runs by itself. Default: DATA/static-pods.
 	StaticPods string `json:"staticPods,omitempty"`
 	// StaticPodsURL is asked every 20 s for more of them; empty: none.
 	StaticPodsURL string `json:"staticPodsURL,omitempty"`
-	// LogLinks is a folder for a link to each container's log, by the name that
+	// LogLinks is a directory for a link to each container's log, by the name that
 	// log shippers for Kubernetes read, POD_NAMESPACE_CONTAINER-ID.log; they look
 	// for it in /var/log/containers. Empty: there are no links.
 	LogLinks string `json:"logLinks,omitempty"`
-	// PodLogLinks is a folder for a link to each pod's log folder, by the name that
+	// PodLogLinks is a directory for a link to each pod's log directory, by the name that
 	// log shippers for Kubernetes read, NAMESPACE_NAME_UID; they look for it in
 	// /var/log/pods. Empty: there are no links.
 	PodLogLinks string `json:"podLogLinks,omitempty"`
-	// CDIDirs are the folders, with commas between, of the files that describe this
+	// CDIDirs are the directories, with commas between, of the files that describe this
 	// machine's devices to containers (Container Device Interface); of two
-	// descriptions of a device the one in the later folder counts.
+	// descriptions of a device the one in the later directory counts.
 	CDIDirs string `json:"cdiDirs"`
-	// KubeletRoot is the folder in which drivers of volumes and devices look for a kubelet: they
+	// KubeletRoot is the directory in which drivers of volumes and devices look for a kubelet: they
 	// register in plugins_registry, and volumes are mounted below pods and plugins.
 	// Drivers made for Kubernetes mount /var/lib/kubelet, which is what the packaged
 	// unit says. Each node on a machine needs its own. Default: DATA/kubelet.
@@ -405,7 +405,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// staticPods is the folder of static pods.
+// staticPods is the directory of static pods.
 func (c *Config) staticPods() string {
 	if c.StaticPods != "" {
 		return c.StaticPods

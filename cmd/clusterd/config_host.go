@@ -42,7 +42,7 @@ type HostConfig struct {
 	RegisterWithTaints string `json:"registerWithTaints,omitempty"`
 	// TLSSANs are further names and addresses, separated by commas, by which clients
 	// call this server's API: of a load balancer, of DNS, of a router before it. They
-	// stand in its certificate, which is made anew when they change. Agents have none.
+	// stand in its certificate, which is made again when they change. Agents have none.
 	TLSSANs string `json:"tlsSANs,omitempty"`
 	// ReadOnlyPort serves pods, metrics and stats of this node to every client that
 	// reaches it, without a token and without TLS; 0: not at all.

@@ -9,7 +9,7 @@ import (
 )
 
 // TestRegistriesConfig: a wrong file keeps the node from starting, and says why; the
-// one in the data folder need not be there.
+// one in the data directory need not be there.
 func TestRegistriesConfig(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.RegistriesConfig = "registries.yaml"

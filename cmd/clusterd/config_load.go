@@ -14,7 +14,7 @@ import (
 
 func configPath(data string) string { return filepath.Join(data, "config.yaml") }
 
-// file is the file of settings: the one that was named, else the data folder's.
+// file is the file of settings: the one that was named, else the data directory's.
 func (c *Config) file() string {
 	if c.File != "" {
 		return c.File
@@ -22,7 +22,7 @@ func (c *Config) file() string {
 	return configPath(c.Data)
 }
 
-// files are those that hold settings, each overlaid onto those before it: the data folder's
+// files are those that hold settings, each overlaid onto those before it: the data directory's
 // has what init and join fixed for the cluster.
 func (c *Config) files() []string {
 	files := []string{configPath(c.Data)}
@@ -33,7 +33,7 @@ func (c *Config) files() []string {
 }
 
 // load overlays the files of settings onto the defaults, and the flags that were
-// given onto all. That the data folder has no file is no error.
+// given onto all. That the data directory has no file is no error.
 func (c *Config) load(flags *pflag.FlagSet) error {
 	return c.loadWith(flags, func(b []byte) error { return yaml.UnmarshalStrict(b, c) })
 }
@@ -112,7 +112,7 @@ func (c *Config) loadWith(flags *pflag.FlagSet, parse func([]byte) error) error 
 	return c.complete()
 }
 
-// realData is the path of a data folder as the kernel tells of mounts: the real one.
+// realData is the path of a data directory as the kernel tells of mounts: the real one.
 func realData(data string) (string, error) {
 	data, err := filepath.Abs(data)
 	if err != nil {

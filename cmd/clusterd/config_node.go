@@ -177,7 +177,7 @@ func (c *Config) podUserIDs() (users.Range, error) {
 	return ids, nil
 }
 
-// cdiDirs are the folders of CDI files; there may be none.
+// cdiDirs are the directories of CDI files; there may be none.
 func (c *Config) cdiDirs() []string {
 	if c.CDIDirs == "" {
 		return []string{}

@@ -43,7 +43,7 @@ func TestTLSSANs(t *testing.T) {
 	}
 }
 
-// TestCertificateFollowsTLSSANs: a server makes its certificate anew when its names
+// TestCertificateFollowsTLSSANs: a server makes its certificate again when its names
 // have changed: with one more, and without one that was taken back.
 func TestCertificateFollowsTLSSANs(t *testing.T) {
 	m, _ := sealingServer(t)
@@ -68,7 +68,7 @@ func TestCertificateFollowsTLSSANs(t *testing.T) {
 	} {
 		m.cfg.TLSSANs, m.cfg.ClusterDomain = step.sans, step.domain
 		var serials []string
-		for range 2 { // it is not made anew without need
+		for range 2 { // it is not made again without need
 			if err := m.renewCert(now); err != nil {
 				t.Fatal(err)
 			}

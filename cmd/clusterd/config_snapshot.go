@@ -26,7 +26,7 @@ type SnapshotConfig struct {
 	// SnapshotRecipients are the public keys of age (age1…), separated by commas, each
 	// of whose secret keys opens the files.
 	SnapshotRecipients string `json:"snapshotRecipients,omitempty"`
-	// SnapshotKeep is how many of them stay in the folder; 0: all.
+	// SnapshotKeep is how many of them stay in the directory; 0: all.
 	SnapshotKeep int `json:"snapshotKeep"`
 	// SnapshotKeepAge is how old they get, but for the newest; 0: any age.
 	SnapshotKeepAge Duration `json:"snapshotKeepAge,omitzero"`

@@ -47,7 +47,7 @@ func TestConfigOrder(t *testing.T) {
 	}
 }
 
-// TestConfigFile: a file that is named is read in the place of the data folder's, has to
+// TestConfigFile: a file that is named is read in the place of the data directory's, has to
 // be there, and mistakes in it name it.
 func TestConfigFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "node.yaml")
@@ -299,7 +299,7 @@ func TestNodeDNS(t *testing.T) {
 	}
 }
 
-// TestNoCDIDirs: there may be no folders of CDI files.
+// TestNoCDIDirs: there may be no directories of CDI files.
 func TestNoCDIDirs(t *testing.T) {
 	c, err := parse(t, "", "--cdi-dirs=")
 	if err != nil {

@@ -69,7 +69,7 @@ codes and logs. Nothing is changed, and nothing is started.`,
 	return cmd
 }
 
-// runtimeRecords asks the podmon of a data folder.
+// runtimeRecords asks the podmon of a data directory.
 func runtimeRecords(ctx context.Context, data string) ([]pod.RuntimeRecord, error) {
 	if st, err := os.Stat(data); err != nil || !st.IsDir() {
 		return nil, fmt.Errorf("--data %q: there is no such directory: name the one that `clusterd run` was given", data)

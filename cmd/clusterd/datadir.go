@@ -25,7 +25,7 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// dataDir is the folder that holds all of a node's state. This file alone
+// dataDir is the directory that holds all of a node's state. This file alone
 // knows the names in it that belong to no room:
 //
 //	lock              held by the running clusterd
@@ -52,7 +52,7 @@ import (
 //	store.epoch-N     the store as it was before a recovery; may be deleted
 //	store.demoted     the store of a server that was demoted; may be deleted
 //
-// and the rooms' folders: store, podmon, images, pods, netns, logs, upgrade. Files
+// and the rooms' directories: store, podmon, images, pods, netns, logs, upgrade. Files
 // with keys are sealed if there is a sealing key, see keyDir.
 type dataDir string
 
@@ -90,14 +90,14 @@ func tlsCertificate(signer *pki.CA, cert *x509.Certificate, key crypto.Signer) *
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw, signer.Cert.Raw}, PrivateKey: key, Leaf: cert}
 }
 
-// errInUse is returned when another clusterd runs on the data folder.
+// errInUse is returned when another clusterd runs on the data directory.
 var errInUse = errors.New("another clusterd is running on this data folder")
 
 // lockTimeout is how long a clusterd that was killed may take to be gone: the
 // kernel frees its lock only when the last of its threads has ended.
 const lockTimeout = 3 * time.Second
 
-// lock makes the folder and takes its lock, which the kernel gives back when
+// lock makes the directory and takes its lock, which the kernel gives back when
 // the process ends.
 func (d dataDir) lock() (*os.File, error) {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {

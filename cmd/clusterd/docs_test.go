@@ -74,7 +74,7 @@ func TestDocsAreFound(t *testing.T) {
 // TestLinks: what pages link to in the repository is there.
 func TestLinks(t *testing.T) { checkLinks(t, "../..") }
 
-// checkLinks looks at the pages below a folder.
+// checkLinks looks at the pages below a directory.
 func checkLinks(t *testing.T, root string) {
 	t.Helper()
 	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)

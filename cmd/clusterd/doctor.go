@@ -134,7 +134,7 @@ func listened(cfg Config, dir dataDir) []doctor.Port {
 	return ports
 }
 
-// held reports whether a clusterd runs on the data folder.
+// held reports whether a clusterd runs on the data directory.
 func (d dataDir) held() bool {
 	f, err := os.Open(d.path("lock"))
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"slices"
 )
 
-// hostFolders are folders outside of the data folder in which this node has worked,
+// hostFolders are directories outside of the data directory in which this node has worked,
 // as the flags of `clusterd run` named them: a reset has other flags.
 type hostFolders struct {
 	KubeletRoots []string `json:"kubeletRoots,omitempty"`
-	LogLinks     []string `json:"logLinks,omitempty"` // to containers' logs and to pods' log folders
+	LogLinks     []string `json:"logLinks,omitempty"` // to containers' logs and to pods' log directories
 }
 
 const hostFoldersFile = "host-folders.json"
@@ -34,7 +34,7 @@ func (d dataDir) readHostFolders() (hostFolders, error) {
 	return f, nil
 }
 
-// noteHostFolders records the folders of this configuration before anything is made
+// noteHostFolders records the directories of this configuration before anything is made
 // in them. Those of earlier ones stay recorded.
 func (d dataDir) noteHostFolders(cfg Config) error {
 	had, err := d.readHostFolders()
@@ -52,7 +52,7 @@ func (d dataDir) noteHostFolders(cfg Config) error {
 	return writeFile(d.path(hostFoldersFile), append(b, '\n'), 0o600)
 }
 
-// with adds a configuration's folders.
+// with adds a configuration's directories.
 func (f hostFolders) with(cfg Config) hostFolders {
 	add := func(list []string, path string) []string {
 		if path == "" || slices.Contains(list, path) {

@@ -18,7 +18,7 @@ var treePath = regexp.MustCompile(`[A-Za-z0-9_.*-]+(?:/[A-Za-z0-9_.*-]+)*/?`)
 // quotedPath finds what its sentences call one.
 var quotedPath = regexp.MustCompile("`([a-z0-9]+/[A-Za-z0-9_./-]+)`")
 
-// TestHouse holds HOUSE.md against the tree: each file and folder that it names
+// TestHouse holds HOUSE.md against the tree: each file and directory that it names
 // is in the room that it names it in. When it fails, change the page: it is
 // what a newcomer reads first.
 func TestHouse(t *testing.T) {
@@ -56,7 +56,7 @@ func TestHouse(t *testing.T) {
 	}
 }
 
-// houseTree is the block of HOUSE.md that shows the folders.
+// houseTree is the block of HOUSE.md that shows the directories.
 func houseTree(t *testing.T, text string) string {
 	t.Helper()
 	for _, block := range strings.Split(text, "```") {
@@ -68,7 +68,7 @@ func houseTree(t *testing.T, text string) string {
 	return ""
 }
 
-// roomPaths are all files and folders of each folder at the top.
+// roomPaths are all files and directories of each directory at the top.
 func roomPaths(t *testing.T) map[string][]string {
 	t.Helper()
 	rooms := map[string][]string{}

@@ -17,7 +17,7 @@ import (
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
-// keyDir is a data folder with what seals the files in it that hold keys:
+// keyDir is a data directory with what seals the files in it that hold keys:
 //
 //	pki/{node.key, ca.key, ca-PURPOSE.key, gossip.key, gossip-ring.json, retired-seal.keys},
 //	authority-ID.pem, seal.keys       sealed under their names
@@ -46,10 +46,10 @@ func (c *Config) keyDir() (keyDir, error) {
 }
 
 const (
-	// newIdentity begins the name of the folder that is to become pki/.
+	// newIdentity begins the name of the directory that is to become pki/.
 	newIdentity    = "pki.new-"
 	kubeconfigName = "admin.kubeconfig"
-	wireguardKey   = "wireguard.json" // in the folder of the pods' network
+	wireguardKey   = "wireguard.json" // in the directory of the pods' network
 )
 
 // publicFile reports whether the file of pki/ holds no keys.
@@ -58,7 +58,7 @@ func publicFile(name string) bool { return filepath.Ext(name) == ".crt" || name 
 // memoryFolder is where what must be read in clear lies of nodes with a sealing key.
 var memoryFolder = "/run/clusterd"
 
-// memory is the folder of this node in there.
+// memory is the directory of this node in there.
 func (d dataDir) memory() string {
 	sum := sha256.Sum256([]byte(d))
 	return filepath.Join(memoryFolder, "keys-"+hex.EncodeToString(sum[:8]))
@@ -72,7 +72,7 @@ func (d keyDir) inClear(name string) string {
 	return filepath.Join(d.memory(), name)
 }
 
-// linkInClear makes such a file be found in the data folder, too.
+// linkInClear makes such a file be found in the data directory, too.
 func (d keyDir) linkInClear(name string) error {
 	file, link := d.inClear(name), d.path(name)
 	if to, err := os.Readlink(link); file == link || err == nil && to == file {
@@ -142,10 +142,10 @@ func (d dataDir) loose() ([]string, error) {
 	return files, nil
 }
 
-// reconcile makes the folder be as the sealing key says: what lies in clear is sealed, and what
+// reconcile makes the directory be as the sealing key says: what lies in clear is sealed, and what
 // a key sealed that is not the first any more is sealed with that. Each file is the old one or
 // the new one after a crash, and both can be read with the sealing key; the next start goes on. id is
-// what was read. The lock of the folder is held.
+// what was read. The lock of the directory is held.
 func (d keyDir) reconcile(id *identity, log *slog.Logger) error {
 	if err := d.removeUnfinished(); err != nil {
 		return err
@@ -254,7 +254,7 @@ func (d keyDir) sealFile(path string, checked []byte) (bool, error) {
 	return true, writeFile(path, content, 0o600)
 }
 
-// removeUnfinished removes what a crash left of files and folders with keys before they got
+// removeUnfinished removes what a crash left of files and directories with keys before they got
 // their names.
 func (d dataDir) removeUnfinished() error {
 	patterns := []string{newIdentity + "*", ".authority-*.pem.*", "." + sealFile + ".*", "." + kubeconfigName + ".*", ".front-proxy.key.*", "network/." + wireguardKey + ".*"}
@@ -307,7 +307,7 @@ func (d dataDir) dropInClear() error {
 	return err
 }
 
-// inMemory reports whether a folder lies in memory, as far as its file system tells.
+// inMemory reports whether a directory lies in memory, as far as its file system tells.
 func inMemory(folder string) bool {
 	var s unix.Statfs_t
 	if unix.Statfs(folder, &s) != nil {

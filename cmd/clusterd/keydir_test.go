@@ -22,7 +22,7 @@ import (
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
-// sealedNode is a server's data folder, with all files that hold keys, and its secrets.
+// sealedNode is a server's data directory, with all files that hold keys, and its secrets.
 type sealedNode struct {
 	t       *testing.T
 	cfg     Config
@@ -110,7 +110,7 @@ func (n *sealedNode) dir() keyDir {
 	return d
 }
 
-// start is what a start of the node does with the folder.
+// start is what a start of the node does with the directory.
 func (n *sealedNode) start() error {
 	d, err := n.cfg.keyDir()
 	if err != nil {
@@ -148,7 +148,7 @@ func (n *sealedNode) reads() {
 	}
 }
 
-// found are the secrets that lie in clear anywhere in the folder.
+// found are the secrets that lie in clear anywhere in the directory.
 func (n *sealedNode) found() (names []string) {
 	n.t.Helper()
 	err := filepath.WalkDir(n.cfg.Data, func(path string, e fs.DirEntry, err error) error {
@@ -337,7 +337,7 @@ func TestSealExistingNode(t *testing.T) {
 }
 
 // TestSealingCrashes: whatever files are in their old and whatever in their new form, the
-// sealing key opens the folder, and the next start ends what was begun.
+// sealing key opens the directory, and the next start ends what was begun.
 func TestSealingCrashes(t *testing.T) {
 	n := newSealedNode(t)
 	clear := map[string][]byte{}

@@ -133,7 +133,7 @@ func keysShowCommand() *cobra.Command {
 	return cmd
 }
 
-// show is what a file of the folder holds; nothing, of a node without keys of its
+// show is what a file of the directory holds; nothing, of a node without keys of its
 // administrator's for Secrets.
 func (d keyDir) show(path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
@@ -203,7 +203,7 @@ func keysUnsealCommand() *cobra.Command {
 	return cmd
 }
 
-// keysOf is the folder of a node, with its sealing key.
+// keysOf is the directory of a node, with its sealing key.
 func keysOf(cmd *cobra.Command, cfg *Config) (keyDir, error) {
 	if err := needRoot(cmd); err != nil {
 		return keyDir{}, err
@@ -251,14 +251,14 @@ func unseal(d keyDir, out io.Writer) error {
 
 // keyFile is one file with a key.
 type keyFile struct {
-	name string // in the data folder
+	name string // in the data directory
 	is   string // what it is, for people
 	// clear: whoever reads it has the key. fault: the sealing key does not open it.
 	clear bool
 	fault error
 }
 
-// keyFiles are those that the folder has.
+// keyFiles are those that the directory has.
 func (d keyDir) keyFiles() ([]keyFile, error) {
 	entries, err := os.ReadDir(d.path("pki"))
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 // adminUser is whom the administrator's kubeconfig names.
 const adminUser = "admin"
 
-// writeKubeconfig makes sure that the data folder has a kubeconfig for the
+// writeKubeconfig makes sure that the data directory has a kubeconfig for the
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
-// its end. With a sealing key it lies in memory, and the data folder has a link to it.
+// its end. With a sealing key it lies in memory, and the data directory has a link to it.
 func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights) error {
 	file := d.inClear(kubeconfigName)
 	if kubeconfigGood(file, trust, server, time.Now(), r.revokedCertificate) {
@@ -77,7 +77,7 @@ func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time,
 }
 
 // personKubeconfig is where the copy of the administrator's kubeconfig lies that
-// belongs to who typed sudo: beside the data folder, which only root enters.
+// belongs to who typed sudo: beside the data directory, which only root enters.
 func personKubeconfig(data string) string { return filepath.Clean(data) + ".kubeconfig" }
 
 // leaveKubeconfig is the path of a kubeconfig that whoever typed the command can

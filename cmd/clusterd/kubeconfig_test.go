@@ -67,7 +67,7 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 }
 
 // Whoever typed `sudo clusterd dev` can use what it prints: the kubeconfig that it
-// names is theirs and lies outside of the folder of root.
+// names is theirs and lies outside of the directory of root.
 func TestKubeconfigOfWhoTypedSudo(t *testing.T) {
 	d := keyDir{dataDir: dataDir(filepath.Join(t.TempDir(), "dev"))}
 	if err := os.Mkdir(string(d.dataDir), 0o700); err != nil {

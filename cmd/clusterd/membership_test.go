@@ -23,7 +23,7 @@ import (
 )
 
 // startingServer is a server that is down while others speak about it: what its
-// data folder holds, and the authority that it trusts.
+// data directory holds, and the authority that it trusts.
 type startingServer struct {
 	t     *testing.T
 	ca    *pki.CA
@@ -102,7 +102,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 	return p
 }
 
-// starts has the server begin with what its data folder says, as New does.
+// starts has the server begin with what its data directory says, as New does.
 func (s *startingServer) starts(peers ...*peer) error {
 	t := s.t
 	t.Helper()
@@ -125,7 +125,7 @@ func (s *startingServer) starts(peers ...*peer) error {
 	return m.checkMembership(t.Context())
 }
 
-// untouched says what of the data folder has changed.
+// untouched says what of the data directory has changed.
 func (s *startingServer) untouched() string {
 	var changed []string
 	if _, err := os.Stat(s.dir.path("store", "what-only-this-node-has")); err != nil {

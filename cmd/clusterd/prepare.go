@@ -23,7 +23,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// prepareInit writes the data folder of a cluster's first node. On error
+// prepareInit writes the data directory of a cluster's first node. On error
 // nothing of it stays.
 func prepareInit(cfg Config) error {
 	return prepare(cfg, func(dir keyDir) error {
@@ -65,7 +65,7 @@ func prepareInit(cfg Config) error {
 	})
 }
 
-// prepareJoin asks a member for admission and writes the data folder. Without a
+// prepareJoin asks a member for admission and writes the data directory. Without a
 // token it waits for a person's approval before. On error nothing of it stays. cfg
 // has the cluster's settings afterwards.
 func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Token, progress io.Writer) error {
@@ -176,7 +176,7 @@ func (id *identity) takeKeys(keys *join.Keys) (err error) {
 	return err
 }
 
-// prepare runs write under the folder's lock, and removes what it left when
+// prepare runs write under the directory's lock, and removes what it left when
 // it fails. The identity is written last: only with it is the machine a node.
 func prepare(cfg Config, write func(keyDir) error) (err error) {
 	dir, err := cfg.keyDir()

@@ -59,7 +59,7 @@ func (d dataDir) readRecovery() (*recoveryOrder, error) {
 
 // recoverStore carries out the recovery that was written down, if any. The
 // store as it was is kept beside the new one. It can be repeated after a crash
-// at any point: the new folder is made aside, and put into place last.
+// at any point: the new directory is made aside, and put into place last.
 func (m *Main) recoverStore() error {
 	r, err := m.dir.readRecovery()
 	if err != nil || r == nil {
@@ -90,7 +90,7 @@ func (m *Main) recoverStore() error {
 	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir.dataDir)))
 }
 
-// makeNext makes the folder of the new epoch.
+// makeNext makes the directory of the new epoch.
 func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 	if err := os.RemoveAll(next); err != nil {
 		return err

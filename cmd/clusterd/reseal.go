@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// resealRate and resealBytes bound what is sealed anew, in values and in bytes a second: the
+	// resealRate and resealBytes bound what is sealed again, in values and in bytes a second: the
 	// store's other writers are not to feel it, and what it takes of the history, of which the
 	// store keeps so many bytes, is to last for minutes.
 	resealRate  = 100
@@ -80,7 +80,7 @@ type resealState struct {
 	of string // by what was to be sealed when the round began
 }
 
-// reseal seals anew, as the leader, what is not sealed by the newest key, or not as the
+// reseal seals again, as the leader, what is not sealed by the newest key, or not as the
 // EncryptionConfiguration says: at the beginning of each term, when keys changed here, and
 // now and then while there is an EncryptionConfiguration.
 func (m *Main) reseal(ctx context.Context) error {

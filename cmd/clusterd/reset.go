@@ -28,7 +28,7 @@ import (
 // shutdownTimeout bounds how long podmon may take to kill every container.
 const shutdownTimeout = 30 * time.Second
 
-// reset undoes all that clusterd did on this machine for one data folder. It
+// reset undoes all that clusterd did on this machine for one data directory. It
 // can be called again after it failed half-way.
 func reset(ctx context.Context, cfg Config, out io.Writer) error {
 	dir := dataDir(cfg.Data)
@@ -89,14 +89,14 @@ type resetStep struct {
 	do   func() error
 }
 
-// resetOutside undoes what was made outside of the data folder.
+// resetOutside undoes what was made outside of the data directory.
 func resetOutside(f hostFolders, data string) error {
 	return errors.Join(each(f.KubeletRoots, removeDriven), each(f.LogLinks, func(links string) error {
 		return pod.LogLinks(links).RemoveAll(filepath.Clean(data))
 	}))
 }
 
-// finishReset takes all steps, and removes the data folder if none has failed.
+// finishReset takes all steps, and removes the data directory if none has failed.
 func finishReset(out io.Writer, data string, steps []resetStep) error {
 	var errs []error
 	for _, s := range steps {
@@ -104,7 +104,7 @@ func finishReset(out io.Writer, data string, steps []resetStep) error {
 			errs = append(errs, fmt.Errorf("remove %s: %w", s.what, err))
 		}
 	}
-	// The folder says what else there is to undo, and volumes may still be mounted in
+	// The directory says what else there is to undo, and volumes may still be mounted in
 	// it: it goes only once all else has gone.
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%w\n%s stays as it is: put right what failed and run `clusterd reset` again", err, data)
@@ -155,7 +155,7 @@ func removeDNS(cfg Config) error {
 	return errors.Join(errs...)
 }
 
-// stopContainers ends every container of the data folder, and podmon.
+// stopContainers ends every container of the data directory, and podmon.
 func stopContainers(cfg Config) error {
 	dir := dataDir(cfg.Data).path("podmon")
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -172,8 +172,8 @@ func stopContainers(cfg Config) error {
 	return containers.Shutdown(ctx, true)
 }
 
-// removeDriven removes what drivers have mounted outside of the data folder, and
-// what is on record of it. Drivers' own folders stay, and so does all that is another
+// removeDriven removes what drivers have mounted outside of the data directory, and
+// what is on record of it. Drivers' own directories stay, and so does all that is another
 // node's: this one does not run.
 func removeDriven(root string) error {
 	if plugin.InUse(root) {
@@ -187,7 +187,7 @@ func removeDriven(root string) error {
 	})
 }
 
-// removeFolder removes a folder with all that is in it, and the link that names it,
+// removeFolder removes a directory with all that is in it, and the link that names it,
 // if one does. One that is a file system of its own stays, empty. What is mounted
 // in it is others' data: then nothing is removed.
 func removeFolder(path string) error {
@@ -219,7 +219,7 @@ func removeFolder(path string) error {
 	return err
 }
 
-// mountsBelow are the mounts in a folder, in the order of mounting. The folder is
+// mountsBelow are the mounts in a directory, in the order of mounting. The directory is
 // named without links, as the kernel names them, and may be a mount point of its own.
 func mountsBelow(folder string) ([]*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
@@ -231,7 +231,7 @@ func mountsBelow(folder string) ([]*mountinfo.Info, error) {
 	return mounts, nil
 }
 
-// unmountBelow detaches every mount in the folder, the deepest first. Mounts
+// unmountBelow detaches every mount in the directory, the deepest first. Mounts
 // that something still uses go when it ends (MNT_DETACH, umount2(2)).
 func unmountBelow(folder string) error {
 	folder, err := filepath.EvalSymlinks(folder)

@@ -35,8 +35,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestResetUnmountsBehindLinks: volumes below a folder that is reached by a symbolic
-// link are unmounted before the folder is removed.
+// TestResetUnmountsBehindLinks: volumes below a directory that is reached by a symbolic
+// link are unmounted before the directory is removed.
 func TestResetUnmountsBehindLinks(t *testing.T) {
 	base := t.TempDir()
 	root, link := filepath.Join(base, "disk"), filepath.Join(base, "kubelet")
@@ -88,7 +88,7 @@ func TestRemoveFolderKeepsMounts(t *testing.T) {
 	}
 }
 
-// TestHostFolders: a reset knows the folders outside of the data folder that the node
+// TestHostFolders: a reset knows the directories outside of the data directory that the node
 // ran with, also those of earlier starts.
 func TestHostFolders(t *testing.T) {
 	cfg := defaultConfig()
@@ -129,7 +129,7 @@ func TestHostFolders(t *testing.T) {
 	}
 }
 
-// TestResetStopsBeforeTheFolder: a step that fails leaves the data folder, and says so.
+// TestResetStopsBeforeTheFolder: a step that fails leaves the data directory, and says so.
 func TestResetStopsBeforeTheFolder(t *testing.T) {
 	folder := t.TempDir()
 	var out bytes.Buffer

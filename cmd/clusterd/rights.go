@@ -22,17 +22,17 @@ import (
 )
 
 // rights knows which members' keys were revoked. It is made before the store is
-// open, and until then the removed servers count that the data folder names.
+// open, and until then the removed servers count that the data directory names.
 type rights struct {
 	self  string // this member's id
 	store atomic.Pointer[raftstore.Store]
 
 	mu      sync.Mutex              // guards below
 	removed map[string]join.Removal // of servers, as keepRights read them
-	former  map[string]bool         // ids of removed servers, as the data folder has them
+	former  map[string]bool         // ids of removed servers, as the data directory has them
 }
 
-// remember adds a removed server to those of the data folder. It returns their ids,
+// remember adds a removed server to those of the data directory. It returns their ids,
 // or nil if it was among them or was no server.
 func (r *rights) remember(id string, why join.Removal) []string {
 	r.mu.Lock()

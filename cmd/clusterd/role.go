@@ -23,7 +23,7 @@ import (
 
 // A member's role is what its record says (`clusterctl members promote`,
 // `demote`). A node that finds another role there than it has gets a certificate
-// of that role, puts its data folder right and begins again, in the same process
+// of that role, puts its data directory right and begins again, in the same process
 // and under the same name and key. podmon and the containers do not notice.
 //
 //	agent  ── record says server ──▶ certificate, keys, empty store, pki ──▶ run
@@ -61,7 +61,7 @@ func (n *agentNode) keepRole(ctx context.Context) error {
 	}
 }
 
-// becomeServer puts into the data folder what a server that joins gets.
+// becomeServer puts into the data directory what a server that joins gets.
 func (n *agentNode) becomeServer(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -138,7 +138,7 @@ func (m *Main) tryBecomeAgent(ctx context.Context) error {
 	return nil
 }
 
-// becomeAgent puts an agent's identity into the data folder, and returns a
+// becomeAgent puts an agent's identity into the data directory, and returns a
 // *reexecError. What only servers have is removed by the agent's start.
 func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 	var errs []error
@@ -198,7 +198,7 @@ func (d keyDir) dropServerState() error {
 	return errors.Join(errs...)
 }
 
-// setStoreAside renames the store's folder to one that does not exist yet.
+// setStoreAside renames the store's directory to one that does not exist yet.
 func (d dataDir) setStoreAside() error {
 	if _, err := os.Lstat(d.path("store")); errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -31,7 +31,7 @@ var sealedKinds = map[schema.GroupResource]bool{
 // sealKeys are those of the file seal.keys, newest first, and after them the
 // one that follows from the authority's key. What they protect: the log, its
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
-// data folder is read, which holds the keys as well.
+// data directory is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
 	_, keys, err := m.dir.ownSealKeys()
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 )
 
 // TestResealTokenKeys: after a change of the keys for secrets at rest the leader
-// seals Secrets and the keys of tokens anew, so that the key before can go.
+// seals Secrets and the keys of tokens again, so that the key before can go.
 func TestResealTokenKeys(t *testing.T) {
 	cluster := raftstoretest.New(t, 1, nil)
 	store := cluster.Leader()

@@ -94,7 +94,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 	return proxy, closing, err
 }
 
-// removeServices takes back what a service proxy with that data folder left in
+// removeServices takes back what a service proxy with that data directory left in
 // the kernel.
 func removeServices(dir dataDir, nodeAddr string) error {
 	tables, err := nft.OpenTables()

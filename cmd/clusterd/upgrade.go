@@ -350,7 +350,7 @@ func startAt(place releases.Place, data string, log io.Writer) error {
 	return nil
 }
 
-// dataOf is the data folder that a node's command line and environment name. What else
+// dataOf is the data directory that a node's command line and environment name. What else
 // is there is not understood, as far as that is possible: a flag that is not known takes
 // the argument behind it for its value, unless that is a flag. It returns pflag.ErrHelp
 // for who asks for help.
@@ -382,7 +382,7 @@ func noteStopping(ctx context.Context, cfg Config, log *slog.Logger) {
 	}
 }
 
-// guardTrial is called right before this process begins anew with the installed
+// guardTrial is called right before this process begins again with the installed
 // program, which may be on trial for the first time.
 func guardTrial(data string) error {
 	place, err := releases.Here(data)

@@ -22,7 +22,7 @@ type Node struct {
 	Moved      bool       `json:"moved,omitempty"` // it joined with another address
 	Agent      bool       `json:"agent,omitempty"` // it has no API of its own
 	Far        bool       `json:"far,omitempty"`   // a router is between it and the others
-	Data       string     `json:"data"`            // its data folder
+	Data       string     `json:"data"`            // its data directory
 	CgroupRoot string     `json:"cgroupRoot"`      // parent of its pods' cgroups
 }
 

@@ -412,7 +412,7 @@ func makerConfig(dir string) cluster.Config {
 	}
 }
 
-// maker starts a process that makes a cluster in a folder of its own.
+// maker starts a process that makes a cluster in a directory of its own.
 func maker(t *testing.T, bin string) (dir string, kill func()) {
 	t.Helper()
 	dir = t.TempDir()

@@ -27,7 +27,7 @@ import (
 type Config struct {
 	// Dir holds everything of the cluster; made here, removed by Down.
 	Dir string
-	// Bin is the folder with clusterd and clusterctl.
+	// Bin is the directory with clusterd and clusterctl.
 	Bin string
 	// OwnBin gives each machine a clusterd of its own, a copy of Bin's, that may be
 	// replaced.
@@ -81,7 +81,7 @@ type state struct {
 
 const stateFile = "cluster.json"
 
-// ErrExists is returned by Up when the folder holds a cluster already.
+// ErrExists is returned by Up when the directory holds a cluster already.
 var ErrExists = errors.New("a cluster is there already")
 
 // ErrTaken is returned by Up when another cluster of this machine, or another
@@ -89,7 +89,7 @@ var ErrExists = errors.New("a cluster is there already")
 // maker was killed has no claim to it: Up removes that one first.
 var ErrTaken = errors.New("an interface of that name is there already")
 
-// ErrNone is returned by Open when the folder holds no cluster.
+// ErrNone is returned by Open when the directory holds no cluster.
 var ErrNone = errors.New("no cluster is there")
 
 // Up makes a cluster and returns when every node is a member and its API
@@ -274,7 +274,7 @@ func (c *Netns) Client(name string) (kubernetes.Interface, *rest.Config, error) 
 // Progress sets the function that is called with a message for each step.
 func (c *Netns) Progress(report func(what string)) { c.cfg.Progress = report }
 
-// Marks are texts of which every trace of this cluster outside its folder
+// Marks are texts of which every trace of this cluster outside its directory
 // bears one: names of interfaces and cgroups, and its processes.
 func (c *Netns) Marks() []string {
 	marks := []string{c.state.Bridge, "/" + c.state.Bridge + "/"}

@@ -62,7 +62,7 @@ func (c *Netns) addressBridge(host netip.Addr) error {
 	return netlink.LinkSetUp(bridge)
 }
 
-// removeIfEmpty removes a folder unless something is in it.
+// removeIfEmpty removes a directory unless something is in it.
 func removeIfEmpty(dir string) error {
 	if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
@@ -218,7 +218,7 @@ func (c *Netns) readdress(n Node, addr netip.Addr) error {
 }
 
 // Exists says whether the machines are still there: a reboot takes the
-// namespaces and lines and leaves the folder.
+// namespaces and lines and leaves the directory.
 func (c *Netns) Exists() bool {
 	for _, n := range c.state.Nodes {
 		if _, err := netlink.LinkByName(c.cable(n)); err != nil {

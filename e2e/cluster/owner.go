@@ -149,7 +149,7 @@ func (c *Netns) ownerOf(bridge netlink.Link) (was owner, ok bool) {
 		return was, true
 	}
 	// Clusters made before there were aliases: one with the address that this
-	// one would have, and machines in a folder that says so. Its maker is not
+	// one would have, and machines in a directory that says so. Its maker is not
 	// known, and counts as dead.
 	if c.cfg.Lasting || bridge.Type() != "bridge" || bridge.Attrs().Alias != "" {
 		return owner{}, false
@@ -180,7 +180,7 @@ func removeRemains(ctx context.Context, bridge, dir string) error {
 	if err := retryBusy(ctx, func() error { return removeCgroupDirs("/" + bridge) }); err != nil {
 		return err
 	}
-	// Only a folder that holds a cluster's state is one that Up made.
+	// Only a directory that holds a cluster's state is one that Up made.
 	if _, err := os.Stat(filepath.Join(dir, stateFile)); err == nil {
 		if err := os.RemoveAll(dir); err != nil {
 			return err
@@ -205,7 +205,7 @@ func removeRemains(ctx context.Context, bridge, dir string) error {
 }
 
 // killRemains ends every process of the cluster: those in its machines'
-// networks, in its cgroups, or with its folder on their command line.
+// networks, in its cgroups, or with its directory on their command line.
 func killRemains(ctx context.Context, bridge, dir string) error {
 	for {
 		networks, err := pinnedNetworks(dir)
@@ -239,7 +239,7 @@ func killRemains(ctx context.Context, bridge, dir string) error {
 
 type inode struct{ dev, ino uint64 }
 
-// pinnedNetworks are the network namespaces that are mounted in the folder.
+// pinnedNetworks are the network namespaces that are mounted in the directory.
 func pinnedNetworks(dir string) (map[inode]bool, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
@@ -274,7 +274,7 @@ func belongs(pid int, bridge, dir string, networks map[inode]bool) bool {
 	return false
 }
 
-// unmountBelow detaches every mount in the folder, the last made first.
+// unmountBelow detaches every mount in the directory, the last made first.
 func unmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -113,7 +113,7 @@ func (r *run) finish(ctx context.Context, unload func(), load *sync.WaitGroup, u
 func key(writer int) string { return fmt.Sprintf("count-%d", writer) }
 
 // newRun makes a cluster, which is taken down when the test ends.
-// prepared, which may be nil, is done to its folder before.
+// prepared, which may be nil, is done to its directory before.
 func newRun(t *testing.T, prepared func(dir string)) *run {
 	t.Helper()
 	if os.Getenv("CLUSTERD_E2E") != "netns" {

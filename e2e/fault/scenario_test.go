@@ -322,7 +322,7 @@ func (r *run) log(node string) string {
 	return string(b)
 }
 
-// TestFaultFullDisk fills the file system that one node's data folder is on:
+// TestFaultFullDisk fills the file system that one node's data directory is on:
 // the others go on, the node says what is wrong, and recovers by itself once
 // there is space.
 func TestFaultFullDisk(t *testing.T) {

@@ -35,7 +35,7 @@ func (k *kit) volumeOf(claim string) *corev1.PersistentVolume {
 	return v
 }
 
-// removed waits until a folder is gone from the disk.
+// removed waits until a directory is gone from the disk.
 func (k *kit) removed(path string) {
 	k.Helper()
 	k.eventually(path+" is removed", func(context.Context) error {

@@ -117,7 +117,7 @@ func TestE2EXConditionTimes(t *testing.T) {
 		return false
 	})
 	moved("a message", conditionTimes(before), conditionTimes(after))
-	// Nor does a status that the agent writes anew: the container's restart moves the
+	// Nor does a status that the agent writes again: the container's restart moves the
 	// times of readiness alone.
 	before = after
 	second(conditionTimes(before)[corev1.ContainersReady])

@@ -79,7 +79,7 @@ spec:
 		k.has(mounts, " /e ", "tmpfs /m tmpfs rw", "size=4096k", " /dev ", " /proc ")
 		k.has(k.exec("all", "main", "env"), "ONE=1\n", "TWO=1+1\n")
 		k.is("/dev/null", k.exec("all", "main", "cat", "/dev/null"), "")
-		// What one container leaves in the shared folder, the other finds: the
+		// What one container leaves in the shared directory, the other finds: the
 		// node's root writes through the first container's view of it.
 		main := k.process(string(p.UID), "sleep 1234")
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/e/word", main), []byte("shared"), 0o644); err != nil {

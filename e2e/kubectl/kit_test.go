@@ -193,7 +193,7 @@ func (k *kit) apply(manifest string) string {
 	return k.okIn(manifest, "apply", "-f", "-")
 }
 
-// file writes a file of the test's folder and returns its path.
+// file writes a file of the test's directory and returns its path.
 func (k *kit) file(name, content string) string {
 	k.Helper()
 	path := filepath.Join(k.dir, name)

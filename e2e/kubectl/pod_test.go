@@ -341,7 +341,7 @@ func transition(p *corev1.Pod, kind corev1.PodConditionType) time.Time {
 	return time.Time{}
 }
 
-// cgroup is the folder of a process' cgroup in a hierarchy of version 1, or in
+// cgroup is the directory of a process' cgroup in a hierarchy of version 1, or in
 // the one of version 2.
 func (k *kit) cgroup(pid int, controller string) string {
 	k.Helper()

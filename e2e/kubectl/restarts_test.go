@@ -145,7 +145,7 @@ func TestE2EXEndings(t *testing.T) {
 	k.ok("delete", "pod", "--all", "--wait=false")
 }
 
-// sockets are those in the node's folder, beside its pods' own.
+// sockets are those in the node's directory, beside its pods' own.
 func (k *kit) sockets() (found []string) {
 	k.Helper()
 	err := filepath.WalkDir(k.c.Nodes()[0].Data, func(path string, d fs.DirEntry, err error) error {

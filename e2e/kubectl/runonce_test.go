@@ -15,7 +15,7 @@ import (
 	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
 
-// TestE2EXRunOnce: static pods run to their end, each time anew, and the exit
+// TestE2EXRunOnce: static pods run to their end, each time again, and the exit
 // code says whether all have succeeded.
 func TestE2EXRunOnce(t *testing.T) {
 	t.Parallel()

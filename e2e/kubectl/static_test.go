@@ -36,7 +36,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// TestE2EXStaticPod: a file in the node's folder is a pod.
+// TestE2EXStaticPod: a file in the node's directory is a pod.
 func TestE2EXStaticPod(t *testing.T) {
 	t.Parallel()
 	k := start(t, "static")
@@ -96,7 +96,7 @@ func TestE2EXStaticPod(t *testing.T) {
 	k.gone(p.Name)
 }
 
-// TestE2EXStandalone: static pods from a folder and from an address, with no
+// TestE2EXStandalone: static pods from a directory and from an address, with no
 // API anywhere.
 func TestE2EXStandalone(t *testing.T) {
 	t.Parallel()

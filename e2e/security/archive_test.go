@@ -23,7 +23,7 @@ import (
 // entry is one line of a layer's archive, in short.
 type entry struct {
 	name  string
-	typ   byte   // default: a folder when the name ends with a slash, else a file
+	typ   byte   // default: a directory when the name ends with a slash, else a file
 	body  string // a file's content, a link's target
 	mode  int64  // default 0755
 	major int64  // of a device

@@ -31,7 +31,7 @@ func escaper(name string, args ...string) *corev1.Pod {
 	return p
 }
 
-// canary is a file of the node that no pod may see, in a folder that none may change.
+// canary is a file of the node that no pod may see, in a directory that none may change.
 func (s *suite) canary() string {
 	s.t.Helper()
 	file := filepath.Join(s.dir, "canary", "secret")
@@ -44,7 +44,7 @@ func (s *suite) canary() string {
 	return file
 }
 
-// untouched says what has become of the canary's folder.
+// untouched says what has become of the canary's directory.
 func (s *suite) untouched() error {
 	dir := filepath.Join(s.dir, "canary")
 	list, err := os.ReadDir(dir)
@@ -313,7 +313,7 @@ func subPath(name, path, target string) attack {
 	}}
 }
 
-// subPathRace starts pods that mount a folder which another exchanges for a link to
+// subPathRace starts pods that mount a directory which another exchanges for a link to
 // the node's files all the while.
 func subPathRace(s *suite) verdict {
 	dir := filepath.Join(s.dir, "race")

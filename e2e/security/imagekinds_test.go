@@ -17,7 +17,7 @@ import (
 // runs it.
 type hostile struct {
 	name string
-	// layers lie over those of the escape image. $CANARY is the node's folder.
+	// layers lie over those of the escape image. $CANARY is the node's directory.
 	layers [][]entry
 	config v1.Config
 	change func(p *picture)       // of the parts, before manifest and index are made

@@ -23,7 +23,7 @@ const (
 // driver is upstream's hostpath driver with its sidecars, in pods of the test's namespace.
 type driver struct {
 	*kit
-	kubelet string // the node's folder for drivers and volumes
+	kubelet string // the node's directory for drivers and volumes
 	disks   string // the driver's volumes
 }
 
@@ -60,7 +60,7 @@ func TestE2ECSIHostPath(t *testing.T) {
 	d.ok("clusterctl", "delete", "-f", filepath.Join(images, "crds"), "--timeout="+testTimeout.String())
 }
 
-// share makes the node's folder for drivers a shared mount, as / is on a machine
+// share makes the node's directory for drivers a shared mount, as / is on a machine
 // with systemd: what the driver mounts in its pod is then seen by the node.
 func (d *driver) share() {
 	d.Helper()

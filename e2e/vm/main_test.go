@@ -228,12 +228,12 @@ func (e *env) exec(pod string, args ...string) string {
 	return out
 }
 
-// podGroup is the folder of a pod's cgroup.
+// podGroup is the directory of a pod's cgroup.
 func podGroup(class string, p *corev1.Pod) string {
 	return filepath.Join(mount, group, class, "pod"+string(p.UID))
 }
 
-// containerGroup is the folder of the cgroup of a pod's first container.
+// containerGroup is the directory of the cgroup of a pod's first container.
 func containerGroup(class string, p *corev1.Pod) string {
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
 	return filepath.Join(podGroup(class, p), id)

@@ -32,7 +32,7 @@ const (
 	ServerLifetime = 90 * 24 * time.Hour
 	// An agent asks a server for its next certificate.
 	AgentLifetime = 24 * time.Hour
-	// The administrator's kubeconfig is written anew on its server; copies of it end.
+	// The administrator's kubeconfig is written again on its server; copies of it end.
 	AdminLifetime = 30 * 24 * time.Hour
 	// MaxClientLifetime is more than any person's or program's certificate lives, and
 	// than the administrator's of earlier versions do.

@@ -267,7 +267,7 @@ func TestGuardEndsWithConfirm(t *testing.T) {
 	}
 }
 
-// unsynced makes syncs of the folder that the program lies in fail, after the rename.
+// unsynced makes syncs of the directory that the program lies in fail, after the rename.
 func unsynced(t *testing.T, p Place) {
 	t.Helper()
 	renamed, synced := rename, syncDir
@@ -287,7 +287,7 @@ func unsynced(t *testing.T, p Place) {
 	}
 }
 
-// A folder that cannot be synced after a rename leaves the node with the program before,
+// A directory that cannot be synced after a rename leaves the node with the program before,
 // and says so; what a power cut may undo is remembered until it is safe.
 func TestFolderIsNotSynced(t *testing.T) {
 	mended := func() { rename, syncDir = durable.Rename, durable.SyncDir }

@@ -48,7 +48,7 @@ func TestSwitchAsksForTheKey(t *testing.T) {
 	}
 }
 
-// The folder that programs are run from is the node's own.
+// The directory that programs are run from is the node's own.
 func TestPlaceOfOthers(t *testing.T) {
 	k := newKey(t)
 	good := tarball(t, map[string][]byte{"clusterd": self(t)})
@@ -102,7 +102,7 @@ func TestGuardOnAFullDisk(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	p, s := staged(t, "v2")
 	p.mustSwitch(t, s.Digest, time.Second)
-	// Nothing can take the name of a folder with something in it.
+	// Nothing can take the name of a directory with something in it.
 	if err := os.MkdirAll(p.state("failure.json/full"), 0o700); err != nil {
 		t.Fatal(err)
 	}

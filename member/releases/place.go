@@ -41,10 +41,10 @@ import (
 // Exe is replaced by rename alone.
 type Place struct {
 	Exe   string // the program as it is installed
-	State string // a folder of the node's own
+	State string // a directory of the node's own
 }
 
-// Here is the place of the program that runs, for the node with that data folder.
+// Here is the place of the program that runs, for the node with that data directory.
 func Here(data string) (Place, error) {
 	exe, err := os.Executable()
 	return Place{Exe: exe, State: filepath.Join(data, "upgrade")}, err
@@ -63,7 +63,7 @@ func (p Place) state(name string) string { return filepath.Join(p.State, name) }
 // Previous is where the program lies that ran before the last switch.
 func (p Place) Previous() string { return p.file("previous") }
 
-// CleanUp removes what is beside the program. The state goes with the data folder.
+// CleanUp removes what is beside the program. The state goes with the data directory.
 func (p Place) CleanUp() error { return os.RemoveAll(p.dir()) }
 
 // Staged is a release that was checked and is ready to run.
@@ -91,8 +91,8 @@ const (
 	tryFor = time.Minute
 )
 
-// open makes the folders. What lies beside the program is run, so that no other user may
-// be able to write there: the program may lie where others can make folders.
+// open makes the directories. What lies beside the program is run, so that no other user may
+// be able to write there: the program may lie where others can make directories.
 func (p Place) open() error {
 	dir := p.dir()
 	if err := errors.Join(os.MkdirAll(p.State, 0o700), os.MkdirAll(dir, 0o755)); err != nil {
@@ -303,7 +303,7 @@ func notRenamed(err error) bool {
 // with what t says of it: From, Args, Limit and UpWithin. The key that it was signed
 // with has to be trusted still. The one that runs now is kept. guard is called when
 // all is ready, to start the guard of the node's process: an error of it stops the
-// switch. The caller starts the program anew. After an error the program is the one
+// switch. The caller starts the program again. After an error the program is the one
 // that was.
 func (p Place) Switch(ctx context.Context, digest string, keys []Key, t Trial, guard func() error, now time.Time) (Trial, error) {
 	began := time.Now()

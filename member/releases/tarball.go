@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// The programs of a release lie in one of these folders of its tarball. What else
+// The programs of a release lie in one of these directories of its tarball. What else
 // is in it (manual pages, the unit) is a package manager's.
 var (
 	programDirs = []string{".", "bin", "usr/bin", "usr/local/bin"}

@@ -40,7 +40,7 @@ type Trial struct {
 	Boot   string        `json:"boot,omitempty"`
 	Uptime time.Duration `json:"uptime,omitempty"`
 	// Back is why it was taken back, as long as that is not safe on the disk: the program
-	// before is in place again, and the folder could not be synced.
+	// before is in place again, and the directory could not be synced.
 	Back string `json:"back,omitempty"`
 }
 
@@ -181,7 +181,7 @@ func (p Place) Confirm(version string) error {
 	})
 }
 
-// Back takes back the version that is on trial. The caller starts the program anew.
+// Back takes back the version that is on trial. The caller starts the program again.
 func (p Place) Back(version, why string, now time.Time) error {
 	return p.locked(func() error {
 		t, err := p.Trial()

@@ -3,7 +3,7 @@
 // in a credential that systemd has bound to the machine's TPM. A sealed file is one of age
 // (age-encryption.org/v1), which its own tools open, too.
 //
-// It decides nothing about which files are sealed, and knows no folder of a node.
+// It decides nothing about which files are sealed, and knows no directory of a node.
 package sealkey
 
 import (
@@ -53,7 +53,7 @@ func New() ([]byte, error) {
 
 // Read reads the sealing keys of a file: lines AGE-SECRET-KEY-1…, as `age-keygen` and
 // New write them. The first one seals, all of them open. Others may not read the file,
-// it belongs to root or to the process's user, and it may not lie in the folder outside, whose files it seals.
+// it belongs to root or to the process's user, and it may not lie in the directory outside, whose files it seals.
 func Read(file, outside string) (*Key, error) {
 	if err := apart(file, outside); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 // (by net/http). One limit for the answer cannot be right. Within 2 s a machine that is
 // gone should be noticed; but a server, or an agent, that waits for a processor for
 // that long is alive, and to leave it costs it a handshake more, the requests on the way,
-// and the watches that are begun anew: a remedy that makes the fault. So two faults are
+// and the watches that are begun again: a remedy that makes the fault. So two faults are
 // told apart by what the kernel knows (transport.Link):
 //
 //   - The other kernel acknowledges nothing of what was sent for silentAfter. The way is

@@ -35,7 +35,7 @@ type Config struct {
 	// File remembers which addresses are ours to take away, for the next process.
 	File string
 	// Lifetime is how long an address stays that is not set again, in whole seconds: at
-	// least as long as a program is away that starts anew, and not much longer than until
+	// least as long as a program is away that starts again, and not much longer than until
 	// another machine takes over. Default 30 s.
 	Lifetime time.Duration
 	Logger   *slog.Logger // default slog.Default()

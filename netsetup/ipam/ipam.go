@@ -30,7 +30,7 @@ func (e *ExhaustedError) Error() string {
 
 // Config of a Pool.
 type Config struct {
-	// File keeps the allocations; its folder must exist. Required.
+	// File keeps the allocations; its directory must exist. Required.
 	File string
 	// Prefix is the range; required. The network and broadcast addresses are
 	// never given out.

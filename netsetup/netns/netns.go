@@ -8,7 +8,7 @@
 // every interface in it.
 //
 // Making, opening and entering are vishvananda/netns's. What that lacks is here:
-// a folder of pins of our own that survives crashes in the middle, a thread that
+// a directory of pins of our own that survives crashes in the middle, a thread that
 // is ended when it cannot go back, and owners in user namespaces.
 package netns
 
@@ -29,14 +29,14 @@ import (
 // file is missing, or nothing is mounted on it.
 var ErrNotNamespace = errors.New("not a network namespace")
 
-// Dir is a folder of pinned network namespaces, one file per namespace. Its
+// Dir is a directory of pinned network namespaces, one file per namespace. Its
 // methods may be called concurrently for different names; calls for one name
 // must not overlap.
 type Dir struct {
 	path string
 }
 
-// Open makes the folder if need be. The folder belongs to this package alone:
+// Open makes the directory if need be. The directory belongs to this package alone:
 // whatever lies in it is taken for a namespace.
 func Open(path string) (*Dir, error) {
 	abs, err := filepath.Abs(path)
@@ -114,7 +114,7 @@ func (d *Dir) Delete(name string) error {
 	return nil
 }
 
-// List returns the names of everything in the folder, sorted: also of files on
+// List returns the names of everything in the directory, sorted: also of files on
 // which nothing is mounted, so that a cleanup sees them.
 func (d *Dir) List() ([]string, error) {
 	entries, err := os.ReadDir(d.path)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A namespace is pinned in a folder that is named for the process that made it
+// A namespace is pinned in a directory that is named for the process that made it
 // and for that process's start, so that one with a used pid is distinguished.
 const prefix = "netnstest-"
 
@@ -38,7 +38,7 @@ func startTime(pid int) (string, error) {
 	return fields[19], nil
 }
 
-// dead says whether a folder is that of a process that has ended.
+// dead says whether a directory is that of a process that has ended.
 func dead(folder string) bool {
 	rest, ok := strings.CutPrefix(folder, prefix)
 	text, start, cut := strings.Cut(rest, "-")
@@ -50,7 +50,7 @@ func dead(folder string) bool {
 	return err != nil || now != start
 }
 
-// dropRemains drops the namespaces that killed tests left in the folder for
+// dropRemains drops the namespaces that killed tests left in the directory for
 // temporary files. Their interfaces go with them.
 func dropRemains() error {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("nsfs"))

@@ -241,7 +241,7 @@ func (s *sizes) failed(short bool) {
 }
 
 // carries is the longest length known to pass, or 0 while it is not known that
-// want does not pass. While a way is measured anew it is what was found before, or,
+// want does not pass. While a way is measured again it is what was found before, or,
 // where that does not pass any more, what is known to.
 func (s *sizes) carries() int {
 	if s.found > 0 && s.bad > 0 && s.found >= s.bad {

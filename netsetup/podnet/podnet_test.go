@@ -38,7 +38,7 @@ func TestInterfaceNames(t *testing.T) {
 	}
 }
 
-// node is a network namespace with a Network and a folder for its pods'.
+// node is a network namespace with a Network and a directory for its pods'.
 type node struct {
 	*netnstest.NS
 	net  *Network

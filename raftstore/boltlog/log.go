@@ -26,7 +26,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
-// FileName is the database's name in the log's folder.
+// FileName is the database's name in the log's directory.
 const FileName = "raft.db"
 
 // Log is a raft.LogStore. Its entries are contiguous; an empty one may begin
@@ -61,7 +61,7 @@ var ErrBroken = errors.New("the log is not written to any more after an error")
 
 // Open opens the log in dir, made if need be, and checks every entry. What is
 // in the log when it returns is on disk, no matter which process wrote it. Damage gives a
-// *seglog.CorruptError. One Log at a time may use a folder; its caller sees to
+// *seglog.CorruptError. One Log at a time may use a directory; its caller sees to
 // that.
 //
 // Damage to the page that made the last append valid looks like a crash before
@@ -270,7 +270,7 @@ func (l *Log) StoreLog(e *raft.Log) error { return l.StoreLogs([]*raft.Log{e}) }
 // StoreLogs implements raft.LogStore: all of logs are on disk when it returns
 // nil, and none of them is in the log when it returns an error. raft leaves a
 // gap only where a snapshot covers everything before it: the log then begins
-// anew.
+// again.
 func (l *Log) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore/seglog"
 )
 
-// A DamageError names a file of the data folder that does not hold what was
+// A DamageError names a file of the data directory that does not hold what was
 // written to it.
 type DamageError struct {
 	File   string
@@ -46,11 +46,11 @@ func LogDamage(c *seglog.CorruptError) *DamageError {
 	return &DamageError{c.File, c.Offset, err}
 }
 
-// DamagedDir is the folder in the data folder that holds what was found
+// DamagedDir is the directory in the data directory that holds what was found
 // damaged, the latest find only.
 const DamagedDir = "damaged"
 
-// MoveAside moves a file or folder of the data folder, which may not exist,
+// MoveAside moves a file or directory of the data directory, which may not exist,
 // into DamagedDir, in place of an earlier find.
 func MoveAside(dir, name string) error {
 	damaged := filepath.Join(dir, DamagedDir)

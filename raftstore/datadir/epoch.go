@@ -46,7 +46,7 @@ type epochOnDisk struct {
 }
 
 // SetEpoch makes the data folder of a store that is not open, and notes its
-// epoch. It is for a folder without state: that of a first member before it
+// epoch. It is for a directory without state: that of a first member before it
 // bootstraps, or of one that is to be added by another.
 func SetEpoch(dir string, e Epoch) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -60,7 +60,7 @@ func SetEpoch(dir string, e Epoch) error {
 	return durable.ReplaceFile(path, append(b, '\n'), 0o600)
 }
 
-// ReadEpoch is the epoch of a data folder; the zero Epoch if none was set.
+// ReadEpoch is the epoch of a data directory; the zero Epoch if none was set.
 func ReadEpoch(dir string) (Epoch, error) {
 	path := filepath.Join(dir, epochFile)
 	b, err := os.ReadFile(path)

@@ -1,4 +1,4 @@
-// Package datadir is what a member's data folder holds beside raft's log: term
+// Package datadir is what a member's data directory holds beside raft's log: term
 // and vote, snapshots, the store's epoch, and what was found damaged. It knows
 // no Store: it says what is on disk and whether that is intact, the store
 // decides what is done about it.

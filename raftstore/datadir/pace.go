@@ -14,7 +14,7 @@ import (
 // paceStep is how much of a snapshot is sent to disk at a time.
 const paceStep = 1 << 20
 
-// unfinished ends the name of a snapshot's folder until it is whole; it is raft's.
+// unfinished ends the name of a snapshot's directory until it is whole; it is raft's.
 const unfinished = ".tmp"
 
 // paced sends what is written to disk step by step, and leaves as much time

@@ -19,10 +19,10 @@ import (
 	"github.com/clusterd/clusterd/raftstore/wire"
 )
 
-// Names in the data folder. The folder and the files below it are named by
+// Names in the data directory. The directory and the files below it are named by
 // raft's FileSnapshotStore; metaSum is ours.
 const (
-	// SnapshotsDir is the folder of snapshots.
+	// SnapshotsDir is the directory of snapshots.
 	SnapshotsDir = "snapshots"
 	snapMeta     = "meta.json"
 	snapState    = "state.bin"
@@ -56,7 +56,7 @@ type Snapshots struct {
 // turn out damaged, the one before it.
 const KeptSnapshots = 2
 
-// OpenSnapshots opens the snapshots of a data folder, made if need be.
+// OpenSnapshots opens the snapshots of a data directory, made if need be.
 func OpenSnapshots(dir string, logger hclog.Logger) (*Snapshots, error) {
 	s, err := raft.NewFileSnapshotStoreWithLogger(dir, KeptSnapshots, logger)
 	if err != nil {
@@ -256,7 +256,7 @@ func (s *Snapshots) Latest() (newest, older uint64, err error) {
 	return newest, older, err
 }
 
-// Newest is the snapshot of the highest entry by the names of their folders, whether
+// Newest is the snapshot of the highest entry by the names of their directories, whether
 // it can be read or not: List leaves out those whose metadata cannot. Its ID is
 // empty if there is none.
 func (s *Snapshots) Newest() (raft.SnapshotMeta, error) {
@@ -286,7 +286,7 @@ type Check struct {
 	folders []string
 }
 
-// MoveAside moves the damaged ones of a data folder into DamagedDir.
+// MoveAside moves the damaged ones of a data directory into DamagedDir.
 func (c *Check) MoveAside(data string) error {
 	for _, name := range c.folders {
 		if err := MoveAside(data, filepath.Join(SnapshotsDir, name)); err != nil {
@@ -342,7 +342,7 @@ func CheckSnapshots(data string) (*Check, error) {
 	return found, nil
 }
 
-// checkSnapshot reads one snapshot's files. Its folder's name says what it is.
+// checkSnapshot reads one snapshot's files. Its directory's name says what it is.
 func checkSnapshot(dir string, term, index uint64) error {
 	path := filepath.Join(dir, snapMeta)
 	b, err := os.ReadFile(path)

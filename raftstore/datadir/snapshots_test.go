@@ -124,7 +124,7 @@ func TestFullDiskGetsItsRoomBack(t *testing.T) {
 // One that cannot even be created leaves nothing either, and takes nothing from one
 // that is being written.
 func TestSnapshotThatCannotBeCreated(t *testing.T) {
-	dir := smallDisk(t, ",nr_inodes=7") // two folders, a snapshot's three files, and two of the next
+	dir := smallDisk(t, ",nr_inodes=7") // two directories, a snapshot's three files, and two of the next
 	s := openSnapshots(t, dir)
 	first, err := create(s, 10)
 	if err != nil {

@@ -52,7 +52,7 @@ type stableRecord struct {
 	voteCand []byte // LastVoteCand
 }
 
-// VoteFiles are the names of the databases in the data folder.
+// VoteFiles are the names of the databases in the data directory.
 var VoteFiles = []string{"vote-1.db", "vote-2.db"}
 
 // VoteFileV1 is the file of version 1, which held both copies.

@@ -1,4 +1,4 @@
-// Package disk knows how much room the file system below a data folder has, and
+// Package disk knows how much room the file system below a data directory has, and
 // how long writes to it take.
 package disk
 
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is what a member knows about the file system below its data folder.
+// Disk is what a member knows about the file system below its data directory.
 //
 // A ballast file keeps some room. When free space falls below the limit the
 // member is short: as leader it takes only what the cluster cannot do without,
@@ -41,7 +41,7 @@ const ballastFile = "ballast"
 const BallastBytes = 16 << 20
 
 // New takes no look yet, see Begin. Below minFree the member is short of room; a
-// Write that takes longer than slow is stuck. free tells the room below a folder;
+// Write that takes longer than slow is stuck. free tells the room below a directory;
 // nil: the kernel does.
 func New(dir string, minFree int64, slow time.Duration, free func(dir string) (int64, error)) *Disk {
 	if free == nil {

@@ -17,14 +17,14 @@ import (
 
 const (
 	resealPage = 500
-	// namedErrors is how many values that could not be sealed anew are named.
+	// namedErrors is how many values that could not be sealed again are named.
 	namedErrors = 10
 	// slowOpen is how long a value may take to be opened in vain, before others of the
 	// same provider are not tried.
 	slowOpen = 500 * time.Millisecond
 )
 
-// Resealer writes anew what is stored in another form than its transformer writes
+// Resealer writes again what is stored in another form than its transformer writes
 // now. It works on stored values, past the API: no admission and no validation of
 // today keeps an older object from being sealed. An object does not change by it, but
 // for its resource version.
@@ -162,7 +162,7 @@ func opened(ctx context.Context, t value.Transformer, kv *mvcc.KeyValue, slow ma
 	return stale, err
 }
 
-// rewrite seals one value anew. Who has written or deleted it meanwhile has sealed it.
+// rewrite seals one value again. Who has written or deleted it meanwhile has sealed it.
 func (r *Resealer) rewrite(ctx context.Context, key string) error {
 	kv, _, err := r.Store.Get(ctx, key, raftstore.ReadOptions{Stale: true})
 	if err != nil || kv == nil {

@@ -21,10 +21,10 @@ type Log interface {
 	Close() error
 }
 
-// Opener opens the log in a folder. It fails the test when it cannot.
+// Opener opens the log in a directory. It fails the test when it cannot.
 type Opener func(t testing.TB, dir string) Log
 
-// MemDir is a folder in memory where there is such a place, for tests that sync
+// MemDir is a directory in memory where there is such a place, for tests that sync
 // a lot. It is removed when the test ends.
 func MemDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "raftstore-test-")
@@ -91,7 +91,7 @@ func Store(t testing.TB, s raft.LogStore, es ...*raft.Log) {
 	}
 }
 
-// Suite is passed by every engine. dir makes a folder for a log; steps is how
+// Suite is passed by every engine. dir makes a directory for a log; steps is how
 // long the comparison with a model goes on.
 func Suite(t *testing.T, open Opener, dir func(testing.TB) string, steps int) {
 	t.Run("against a model", func(t *testing.T) { againstModel(t, open, dir(t), steps) })

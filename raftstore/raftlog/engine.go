@@ -42,7 +42,7 @@ type Log interface {
 	Close() error
 }
 
-// logFile says which engine keeps the log, and in which folder. It is replaced
+// logFile says which engine keeps the log, and in which directory. It is replaced
 // as a whole: that is the moment at which a log changes its engine.
 const (
 	logFile        = "log.json"
@@ -50,17 +50,17 @@ const (
 	logDir         = "log" // where a log begins its life; later "log.2", and so on in turn
 )
 
-// Files are the names in a data folder that a log may have.
+// Files are the names in a data directory that a log may have.
 var Files = []string{logFile, logDir, logDir + ".2"}
 
-// Record says which engine keeps a data folder's log, and where.
+// Record says which engine keeps a data directory's log, and where.
 type Record struct {
 	Version int    `json:"version"`
 	Engine  Engine `json:"engine"`
 	Folder  string `json:"folder"`
 }
 
-// ReadRecord reads it from a data folder. Folders from before there was one have segments.
+// ReadRecord reads it from a data directory. Directories from before there was one have segments.
 func ReadRecord(dir string) (r Record, recorded bool, err error) {
 	path := filepath.Join(dir, logFile)
 	b, err := os.ReadFile(path)
@@ -125,7 +125,7 @@ func opened[L Log](l L, err error) (Log, error) {
 	return l, nil
 }
 
-// Open opens the log of the data folder that the record is of. Entries up to index
+// Open opens the log of the data directory that the record is of. Entries up to index
 // after may be damaged where the engine can tell them apart.
 func (r Record) Open(dir string, after uint64, logger *slog.Logger) (Log, error) {
 	open, err := opener(r.Engine)

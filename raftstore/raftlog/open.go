@@ -20,7 +20,7 @@ import (
 
 // Options say how to open a log.
 type Options struct {
-	Dir      string // the data folder
+	Dir      string // the data directory
 	Engine   Engine // what is to keep it
 	Snapshot uint64 // index of the newest snapshot: no entry up to it is needed
 	Logger   *slog.Logger
@@ -111,7 +111,7 @@ func (o *Options) withoutOld(r *Record, corrupt *seglog.CorruptError) error {
 	return err
 }
 
-// segmentsThrough names the segments of a folder up to the given one, if the file after
+// segmentsThrough names the segments of a directory up to the given one, if the file after
 // it begins at or before the first entry that the snapshot does not cover.
 func segmentsThrough(folder, file string, snapshot uint64) (old []string, ok bool) {
 	entries, err := os.ReadDir(folder)

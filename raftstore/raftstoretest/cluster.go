@@ -123,7 +123,7 @@ func (c *Cluster) TryStart(id string) (*raftstore.Store, error) {
 	return s, nil
 }
 
-// Dir is a member's data folder.
+// Dir is a member's data directory.
 func (c *Cluster) Dir(id string) string { return filepath.Join(c.dir, id) }
 
 // IDs are all members ever started by New.

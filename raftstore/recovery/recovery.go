@@ -1,5 +1,5 @@
 // Package recovery reads and writes the data folder of a store that does not run:
-// what a member's folder holds, to the end of its log (Replay), and the folder of
+// what a member's directory holds, to the end of its log (Replay), and the directory of
 // a store that goes on from that in a new epoch (Recover).
 package recovery
 
@@ -28,9 +28,9 @@ import (
 const RevisionGap = 1_000_000_000
 
 // Recover writes the data folder of a store that goes on from the given
-// keyspace, with id as its only member, in a new epoch. The folder must not
+// keyspace, with id as its only member, in a new epoch. The directory must not
 // exist. term is the raft term that the keyspace was reached in, at least 1.
-// A folder that is not whole, because Recover failed or was interrupted, opens
+// A directory that is not whole, because Recover failed or was interrupted, opens
 // as one without state or not at all: it is to be removed.
 func Recover(dir, id string, e datadir.Epoch, k *mvcc.Keyspace, term uint64) error {
 	if id == "" || term == 0 || k.Index() == 0 {
@@ -98,7 +98,7 @@ func OnlyVoter(id string) raft.Configuration {
 	}}}
 }
 
-// Replay reads the data folder of a member that does not run: its newest
+// Replay reads the data directory of a member that does not run: its newest
 // snapshot and its whole log, to the end. Entries that this member did not
 // know to be committed are applied too: they may have been, and a client may
 // have been acknowledged. It returns the keyspace and the term of the last entry. It

@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// crashDisk is a folder in memory that knows what of it is on disk. What was
+// crashDisk is a directory in memory that knows what of it is on disk. What was
 // done since the last sync may be there after a power cut or not: blocks in any
 // order, each as it was after any of the writes to it; changes of names in
 // order, as a journal keeps them.

@@ -8,7 +8,7 @@ import (
 	"sort"
 )
 
-// Files of a log folder. Segments are named by their first entry, in
+// Files of a log directory. Segments are named by their first entry, in
 // hexadecimal, so that their names sort as they do.
 const (
 	segmentName = "%016x.seg"
@@ -98,7 +98,7 @@ func (l *Log) takeSpare() (f file, name string, err error) {
 	return f, name, err
 }
 
-// discard closes a segment and makes it a spare, or removes it. The folder is
+// discard closes a segment and makes it a spare, or removes it. The directory is
 // synced by the caller.
 func (l *Log) discard(s *segment) error {
 	if len(l.spares) >= l.opts.MaxSpares || s.room > 2*l.opts.SegmentBytes {

@@ -1,4 +1,4 @@
-// Package seglog keeps a raft log in a folder of append-only segment files: one
+// Package seglog keeps a raft log in a directory of append-only segment files: one
 // write and one fdatasync per append, a checksum on every entry that is
 // checked on every read, and room that is written over again instead of
 // growing. It knows nothing of what the entries hold.
@@ -77,7 +77,7 @@ func (e *CorruptError) Error() string {
 }
 
 // Open opens the log in dir, made if need be, and checks every entry. One Log
-// at a time may use a folder; its caller sees to that.
+// at a time may use a directory; its caller sees to that.
 //
 // What is in the log when it returns is on disk, no matter which process wrote it. The end of
 // an append that a crash left unfinished is cut off; damage to what had been
@@ -191,7 +191,7 @@ func (l *Log) StoreLog(log *raft.Log) error { return l.StoreLogs([]*raft.Log{log
 // StoreLogs implements raft.LogStore: all of logs are on disk when it returns
 // nil, and none of them is in the log when it returns an error. raft leaves a
 // gap only where a snapshot covers everything before it: the log then begins
-// anew.
+// again.
 func (l *Log) StoreLogs(logs []*raft.Log) error {
 	if len(logs) == 0 {
 		return nil

@@ -20,7 +20,7 @@ import (
 )
 
 // Formats of the store. Numbers are part of the protocol between members, and
-// are in data folders.
+// are in data directories.
 const (
 	// Plain: snapshots are as they are sent; each key takes a transaction to be
 	// deleted.
@@ -33,7 +33,7 @@ const (
 	Newest = Patched
 )
 
-// File is the record in the data folder. Versions before this package leave it
+// File is the record in the data directory. Versions before this package leave it
 // alone.
 const File = "format.json"
 
@@ -73,7 +73,7 @@ type Settling struct {
 	silent []string
 }
 
-// Open reads the record of a data folder that has state, or has not. lastIndex
+// Open reads the record of a data directory that has state, or has not. lastIndex
 // is where its log ends, after is for how long all members have to know a format
 // before it is used, newest is the highest one that this member knows.
 func Open(dir string, had bool, lastIndex uint64, after time.Duration, newest int) (*Settling, error) {

@@ -205,7 +205,7 @@ func TestNextFormat(t *testing.T) {
 	if s.Uses() != Newest {
 		t.Errorf("format %d", s.Uses())
 	}
-	// A member that knows no more than the one between does not open the folder.
+	// A member that knows no more than the one between does not open the directory.
 	if _, err := Open(dir, true, 9, time.Hour, Packed); !errors.Is(err, wire.ErrVersion) {
 		t.Errorf("an older version opened it: %v", err)
 	}

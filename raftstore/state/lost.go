@@ -25,7 +25,7 @@ func (s *State) foundDamage(err error, what string, args ...any) {
 	s.opts.Damaged(err)
 }
 
-// Names in the data folder that have to do with damage.
+// Names in the data directory that have to do with damage.
 const (
 	// lostStateFile exists while this member must not take part, see lostState.
 	lostStateFile = "amnesia.json"
@@ -61,7 +61,7 @@ func (s *State) readLostState() (*lostState, error) {
 }
 
 // forget makes this member one that has lost its state: it is noted first, so
-// that a crash in between cannot make a voter of an empty folder.
+// that a crash in between cannot make a voter of an empty directory.
 func (s *State) forget(reason error) error {
 	a := lostState{Since: s.opts.Now().UTC(), Reason: reason.Error()}
 	if err := s.writeJSON(lostStateFile, a); err != nil {
@@ -136,7 +136,7 @@ func (s *State) Rejoined() error {
 
 func (s *State) path(name string) string { return filepath.Join(s.opts.Dir, name) }
 
-// writeJSON replaces a file of the data folder: after a crash it is the old
+// writeJSON replaces a file of the data directory: after a crash it is the old
 // one or the new one.
 func (s *State) writeJSON(name string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")

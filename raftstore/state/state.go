@@ -24,7 +24,7 @@ var files = slices.Concat([]string{datadir.VoteFileV1, datadir.SnapshotsDir}, ra
 
 // Options say how to open a member's state.
 type Options struct {
-	Dir    string // the data folder; it is there
+	Dir    string // the data directory; it is there
 	ID     string // this member's
 	Engine raftlog.Engine
 	Logger *slog.Logger
@@ -155,7 +155,7 @@ func (s *State) reaches(snapshots *datadir.Check) error {
 	}
 }
 
-// checkComplete finds that something is gone from the folder of a member that
+// checkComplete finds that something is gone from the directory of a member that
 // had all of it.
 func (s *State) checkComplete() error {
 	if _, err := os.Stat(s.path(membersFile)); errors.Is(err, os.ErrNotExist) {

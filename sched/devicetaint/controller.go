@@ -205,7 +205,7 @@ func selected(rule *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim)
 	return n
 }
 
-// enqueueRules has the status of those rules with NoExecute written anew that
+// enqueueRules has the status of those rules with NoExecute written again that
 // select a device of the claim.
 func (c *controller) enqueueRules(claim *resourcev1.ResourceClaim) {
 	if claim == nil || claim.Status.Allocation == nil {

@@ -52,7 +52,7 @@ func (c *controller) reset(ctx context.Context, key loop.Key) error {
 	}
 	condition := *pods.Condition(pod, corev1.DisruptionTarget)
 	condition.Status, condition.LastTransitionTime = corev1.ConditionFalse, metav1.NewTime(now)
-	// The version: an eviction that is granted right now writes the condition anew.
+	// The version: an eviction that is granted right now writes the condition again.
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID, "resourceVersion": pod.ResourceVersion},
 		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},

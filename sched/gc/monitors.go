@@ -48,7 +48,7 @@ type monitors struct {
 	clock     clock.WithTicker
 	onChange  func(old, now *object)
 	// onEnd is called after the last event of a resource that is not watched any
-	// more, onListed when all objects of a kind are known that is watched anew.
+	// more, onListed when all objects of a kind are known that is watched again.
 	onEnd    func(schema.GroupVersionResource)
 	onListed func(schema.GroupKind)
 	first    chan struct{} // closed after the first discovery

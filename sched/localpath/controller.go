@@ -1,4 +1,4 @@
-// Package localpath provisions volumes that are folders on a node's disk. It
+// Package localpath provisions volumes that are directories on a node's disk. It
 // writes the volumes' objects; the node that the scheduler chose makes the
 // folder when it is first mounted, and removes it when the object is deleted.
 package localpath
@@ -162,7 +162,7 @@ func (c *controller) provision(ctx context.Context, claim *corev1.PersistentVolu
 	return nil
 }
 
-// grow gives a bound claim what it asks for: a folder has no size of its own.
+// grow gives a bound claim what it asks for: a directory has no size of its own.
 func (c *controller) grow(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	want, have := claim.Spec.Resources.Requests[corev1.ResourceStorage], claim.Status.Capacity[corev1.ResourceStorage]
 	if want.Cmp(have) <= 0 {
@@ -193,7 +193,7 @@ func (c *controller) grow(ctx context.Context, claim *corev1.PersistentVolumeCla
 }
 
 // reconcileVolume deletes the object of a released volume, and lets one go
-// whose node will never remove its folder.
+// whose node will never remove its directory.
 func (c *controller) reconcileVolume(ctx context.Context, name string) error {
 	v, err := c.volumes.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -218,7 +218,7 @@ func (c *controller) reconcileVolume(ctx context.Context, name string) error {
 	}
 	node := v.Labels[names.LocalPathNode]
 	if _, err := api.Nodes().Get(ctx, node, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		return err // the node removes the folder, now or when it is back
+		return err // the node removes the directory, now or when it is back
 	}
 	c.events.Eventf(v, corev1.EventTypeWarning, "VolumeFailedDelete", "node %q is gone: its folder %s was not removed", node, v.Spec.Local.Path)
 	updated := v.DeepCopy()

@@ -38,7 +38,7 @@ func refusal(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass)
 	return ""
 }
 
-// newVolume is the volume for the claim on the node whose folder is dir. Its
+// newVolume is the volume for the claim on the node whose directory is dir. Its
 // name follows from the claim's UID: a second attempt makes no second volume,
 // and no text of a user gets into a path.
 func newVolume(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node *corev1.Node, dir string) *corev1.PersistentVolume {

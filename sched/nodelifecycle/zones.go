@@ -171,7 +171,7 @@ func (c *controller) grant(node *corev1.Node, now time.Time) (bool, time.Duratio
 		t = &turns{}
 		c.turns[zone] = t
 	}
-	if t.every != every { // all are woken when the pace changes, and ask anew
+	if t.every != every { // all are woken when the pace changes, and ask again
 		t.every, t.of = every, map[string]time.Time{}
 	}
 	at, promised := t.of[node.Name]

@@ -74,7 +74,7 @@ func (c *controller) run(ctx context.Context) error {
 	}
 }
 
-// pass evicts what the planner says. A fault is logged: the next pass plans anew.
+// pass evicts what the planner says. A fault is logged: the next pass plans again.
 func (c *controller) pass(ctx context.Context) {
 	all, err := c.pods.List(labels.Everything())
 	if err != nil {

@@ -131,7 +131,7 @@ func TestPass(t *testing.T) {
 	}
 	slices.SortFunc(p.moves, func(a, b scheduler.Move) int { return -len(a.Pod.Name) + len(b.Pod.Name) })
 	// Three a pass: those that cannot be evicted are in the way of no later pass for ever,
-	// as the planner is asked anew; here they are taken off.
+	// as the planner is asked again; here they are taken off.
 	c.pass(t.Context())
 	if len(evicted) > 0 {
 		t.Fatalf("%v are evicted, though all three of the plan cannot be", evicted)

@@ -26,7 +26,7 @@ import (
 	"github.com/clusterd/clusterd/sched/quota"
 )
 
-// TestQuotaRace: 50 writers at three servers, beside the loop that counts anew what
+// TestQuotaRace: 50 writers at three servers, beside the loop that counts again what
 // is used, make exactly what the quota has room for.
 func TestQuotaRace(t *testing.T) {
 	const hard, writers = 20, 50
@@ -120,7 +120,7 @@ func TestQuotaRace(t *testing.T) {
 					t.Errorf("writer %d: %v", i, err)
 					return
 				}
-				// Requests that were counted and then failed hold room until the loop has counted anew.
+				// Requests that were counted and then failed hold room until the loop has counted again.
 				if n := there(); n > hard {
 					t.Errorf("%d objects, %d are allowed", n, hard)
 					return

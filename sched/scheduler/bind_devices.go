@@ -264,7 +264,7 @@ func (c *deviceChoice) others() []*corev1.Pod {
 }
 
 // giveBack takes the allocation off a claim that only the pod uses, and those
-// others that go without it, so that it can be allocated anew.
+// others that go without it, so that it can be allocated again.
 func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resourcev1.ResourceClaim, others ...*corev1.Pod) error {
 	decided := claim
 	var written *resourcev1.ResourceClaim
@@ -283,11 +283,11 @@ func (s *scheduler) giveBack(ctx context.Context, pod *corev1.Pod, claim *resour
 			written = nil
 			claim, err = s.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, decided.Name, metav1.GetOptions{})
 			if err == nil && (claim.UID != decided.UID || !apiequality.Semantic.DeepEqual(claim.Status.Allocation, decided.Status.Allocation)) {
-				return nil // it is looked at anew
+				return nil // it is looked at again
 			}
 		}
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			return nil // it is looked at anew
+			return nil // it is looked at again
 		}
 		if err != nil {
 			return fmt.Errorf("give the devices of resourceclaim %s back: %w", decided.Name, err)

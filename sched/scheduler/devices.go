@@ -41,7 +41,7 @@ type deviceView struct {
 	cel     *cel.Cache
 
 	// offered holds the slices with the taints of rules, and pools what is known of
-	// each pool; both are made anew when asked for after stale was set.
+	// each pool; both are made again when asked for after stale was set.
 	offered []*resourcev1.ResourceSlice
 	// onNode are those of offered that are one node's, by its name; anywhere are the
 	// others.
@@ -243,7 +243,7 @@ func (v *deviceView) add(uid types.UID, a *resourcev1.AllocationResult, takes bo
 	}
 }
 
-// refresh lists the slices anew if one, or a rule, has changed.
+// refresh lists the slices again if one, or a rule, has changed.
 func (v *deviceView) refresh() error {
 	if !v.stale {
 		return nil

@@ -20,7 +20,7 @@ type Filter struct {
 	// means that the node passes.
 	prepare func(s *snapshot, p *podInfo) func(n *nodeInfo) []string
 	// reads are the parts of Nodes that the rule looks at (nodeParts): as the rule is
-	// asked anew when one of them has changed, a part that is missing here leaves pods
+	// asked again when one of them has changed, a part that is missing here leaves pods
 	// waiting. TestFiltersReadWhatTheyDeclare holds both together.
 	reads change
 	// wokenBy are the other changes of the cluster that may turn a refusal around.

@@ -315,7 +315,7 @@ func (d *deviceDemand) choose(pod *corev1.Pod, n *nodeInfo) (out []deviceChoice)
 }
 
 // givesBack is a claim whose devices no node that is left reaches, and that
-// no other pod uses; nil: none. It is allocated anew for the pod.
+// no other pod uses; nil: none. It is allocated again for the pod.
 func (d *deviceDemand) givesBack(pod *corev1.Pod) *resourcev1.ResourceClaim {
 	if d == nil {
 		return nil

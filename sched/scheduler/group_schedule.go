@@ -422,7 +422,7 @@ func spent(budgets []*policyv1.PodDisruptionBudget, victims []*podInfo) []*polic
 
 // bindGroup binds the pods of a group that have places. What is written before
 // that is written for all of them first; if it fails for one, all are taken off
-// their nodes again and the group is tried anew.
+// their nodes again and the group is tried again.
 func (s *scheduler) bindGroup(ctx context.Context, places []placement, start time.Time, binds, waits *errgroup.Group) {
 	all := func() {
 		for _, place := range places {

@@ -87,7 +87,7 @@ func imagesOf(pod *corev1.Pod) (out []string) {
 }
 
 // imageName completes an image's name with what may be left out of it: the registry,
-// its folder "library", the tag. A digest makes a tag needless.
+// its directory "library", the tag. A digest makes a tag needless.
 func imageName(ref string) string {
 	name, digest, byDigest := strings.Cut(ref, "@")
 	registry, path, ok := strings.Cut(name, "/")

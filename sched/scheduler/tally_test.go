@@ -15,7 +15,7 @@ import (
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-// Whatever comes and goes, what the snapshot keeps is what counting anew gives.
+// Whatever comes and goes, what the snapshot keeps is what counting again gives.
 func TestTalliesAreWhatCountingGives(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -170,7 +170,7 @@ func TestASampleOfNodes(t *testing.T) {
 
 // Constraints for all controllers had a tally of each controller push out those that
 // pods asked for, and each other's: with more than maxMatching of them all pods were
-// counted anew for each decision.
+// counted again for each decision.
 func TestControllersOfListedConstraintsKeepTheirTallies(t *testing.T) {
 	s := world([]*schedtest.NodeBuilder{schedtest.Node("a").Label("rack", "1"), schedtest.Node("b").Label("rack", "2")})
 	s.profiles = profilesOf(oneProfile(t, "{name: PodTopologySpread, args: {defaultingType: List, defaultConstraints: [{maxSkew: 1, topologyKey: rack, whenUnsatisfiable: DoNotSchedule}]}}"))

@@ -1,9 +1,9 @@
-// Package projectquota keeps folders to a size by the project quotas of their
+// Package projectquota keeps directories to a size by the project quotas of their
 // file system, ext4 or XFS (quotactl(2), "project quotas"; xfs_quota(8)).
 //
-// A project is a number that a folder has and that what is made below it
+// A project is a number that a directory has and that what is made below it
 // inherits. The file system counts what the files of a project take, and
-// refuses more than the limit, ext4 with EDQUOT, XFS with ENOSPC. statfs(2) in such a folder shows
+// refuses more than the limit, ext4 with EDQUOT, XFS with ENOSPC. statfs(2) in such a directory shows
 // the limit as the size of the file system.
 //
 // A project binds programs that do not mean to leave it: who owns a file, and
@@ -75,19 +75,19 @@ type fsxattr struct {
 	_                                                  [8]byte
 }
 
-// Folder is an open folder. It may be used by one goroutine at a time.
+// Directory is an open directory. It may be used by one goroutine at a time.
 type Folder struct{ f *os.File }
 
-// Open opens the folder dir, which is no link. Close it.
+// Open opens the directory dir, which is no link. Close it.
 func Open(dir string) (Folder, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	return Folder{f}, err
 }
 
-// Close closes the folder.
+// Close closes the directory.
 func (d Folder) Close() error { return d.f.Close() }
 
-// Supported returns ErrUnsupported if the folder's file system keeps no project
+// Supported returns ErrUnsupported if the directory's file system keeps no project
 // to a limit.
 func (d Folder) Supported() error {
 	s := stateV{version: 1}
@@ -98,7 +98,7 @@ func (d Folder) Supported() error {
 	return ErrUnsupported
 }
 
-// Project is the project of the folder; 0 if it has none of its own, or if its
+// Project is the project of the directory; 0 if it has none of its own, or if its
 // file system knows no projects.
 func (d Folder) Project() (uint32, error) {
 	x, err := d.attributes()
@@ -111,10 +111,10 @@ func (d Folder) Project() (uint32, error) {
 	return x.project, nil
 }
 
-// Assign gives the folder, which is empty, a project that no file of its file
+// Assign gives the directory, which is empty, a project that no file of its file
 // system has, and which has no limit. One that it has already stays. It is called for
-// one folder of a file system at a time; as the search begins at a number that
-// follows from the folder's path, other programs that do the same are no danger.
+// one directory of a file system at a time; as the search begins at a number that
+// follows from the directory's path, other programs that do the same are no danger.
 func (d Folder) Assign() (uint32, error) {
 	x, err := d.attributes()
 	if err != nil {
@@ -151,13 +151,13 @@ func (d Folder) free() (uint32, error) {
 	return 0, fmt.Errorf("%s: its file system has no project left", d.f.Name())
 }
 
-// Usage is what a project of the folder's file system takes and may take.
+// Usage is what a project of the directory's file system takes and may take.
 func (d Folder) Usage(project uint32) (Usage, error) {
 	q, err := d.quota(project)
 	return Usage{Used: int64(q.space), Limit: int64(q.hardBlocks) * blockSize}, err
 }
 
-// SetLimit sets what a project of the folder's file system may take, in bytes,
+// SetLimit sets what a project of the directory's file system may take, in bytes,
 // rounded up to 1 KiB; 0 is no limit. Less than it takes already is allowed: it
 // cannot grow then.
 func (d Folder) SetLimit(project uint32, bytes int64) error {

@@ -1,5 +1,5 @@
-// Package csitest is a CSI driver for tests: its volumes are folders, or files
-// behind loop devices, of one folder that all nodes share. It serves the
+// Package csitest is a CSI driver for tests: its volumes are directories, or files
+// behind loop devices, of one directory that all nodes share. It serves the
 // identity and node services and registers as drivers do; what it was asked is
 // kept, and it can be made to fail, to hang and to be gone.
 package csitest
@@ -27,7 +27,7 @@ import (
 type Config struct {
 	Name   string // "disks.example.com"
 	NodeID string
-	// Root is the node's folder for drivers; Disks holds the volumes.
+	// Root is the node's directory for drivers; Disks holds the volumes.
 	Root, Disks string
 	Topology    map[string]string
 	MaxVolumes  int64
@@ -37,7 +37,7 @@ type Config struct {
 
 // Mounts are what the driver does on the machine.
 type Mounts interface {
-	// Bind mounts a folder or device at target, which exists.
+	// Bind mounts a directory or device at target, which exists.
 	Bind(source, target string, readOnly bool) error
 	Unmount(target string) error
 	Mounted(target string) (bool, error)
@@ -230,7 +230,7 @@ func (d *Driver) Disk(handle string) string { return filepath.Join(d.cfg.Disks, 
 // size is the file that says how large a volume is on the node.
 func (d *Driver) size(handle string) string { return d.Disk(handle) + ".size" }
 
-// NodeStageVolume implements csi.NodeServer. A folder is mounted, a device is
+// NodeStageVolume implements csi.NodeServer. A directory is mounted, a device is
 // attached when it is published.
 func (d *Driver) NodeStageVolume(_ context.Context, r *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
 	if r.GetVolumeCapability().GetBlock() != nil {
@@ -321,7 +321,7 @@ func (d *Driver) mounted(target string) (bool, error) {
 	return d.cfg.Mounts.Mounted(target)
 }
 
-// bind mounts a folder at target once.
+// bind mounts a directory at target once.
 func (d *Driver) bind(source, target string, readOnly bool) error {
 	if _, err := os.Stat(source); err != nil {
 		return status.Errorf(codes.NotFound, "volume is not there: %v", err)

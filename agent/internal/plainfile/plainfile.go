@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRegular is returned for a folder, a FIFO, a socket or a device.
+// ErrNotRegular is returned for a directory, a FIFO, a socket or a device.
 var ErrNotRegular = errors.New("is not a regular file")
 
 // OpenInRoot opens the file name for reading as a process would whose root
@@ -42,7 +42,7 @@ func Read(f *os.File, limit int64) ([]byte, error) {
 }
 
 // maxRaces is how often a look-up is tried again that the kernel gave up
-// because somebody renamed folders meanwhile (openat2(2), EAGAIN).
+// because somebody renamed directories meanwhile (openat2(2), EAGAIN).
 const maxRaces = 64
 
 func open(dir, name string, resolve uint64) (*os.File, error) {

@@ -14,7 +14,7 @@ const Version = 1
 // why it does not serve.
 const (
 	ReadyOK = "ok"
-	// ReadyKept: another one serves in that folder, or is about to.
+	// ReadyKept: another one serves in that directory, or is about to.
 	ReadyKept = "kept"
 )
 
@@ -42,7 +42,7 @@ const (
 
 // Sandbox asks for a pause process that holds the pod's namespaces.
 type Sandbox struct {
-	ID        string // unique on the node and over time; names the cgroup and state folder
+	ID        string // unique on the node and over time; names the cgroup and state directory
 	PodUID    string
 	Namespace string
 	Name      string

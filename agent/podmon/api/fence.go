@@ -13,7 +13,7 @@ const CodeFenced = "fenced"
 
 // Fence changes which pods are fenced by podmon itself, without a request, when
 // a deadline passes: all their processes are killed and what is mounted in
-// their folders is unmounted. One deadline counts for all of them; who asks
+// their directories is unmounted. One deadline counts for all of them; who asks
 // moves it on while it may. A pod that was fenced stays so until it is dropped:
 // nothing is started in it again. Podmon keeps all of this for its successors.
 // A Fence that is empty changes nothing, and asks.
@@ -31,7 +31,7 @@ type Fence struct {
 // FencedPod is a pod on the list.
 type FencedPod struct {
 	UID string
-	// Dirs are the folders in which its volumes are mounted, absolute.
+	// Dirs are the directories in which its volumes are mounted, absolute.
 	Dirs []string
 }
 

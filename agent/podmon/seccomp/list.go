@@ -4,7 +4,7 @@ package seccomp
 // the container's own resources: mounting, modules, clocks, keys, namespaces,
 // tracing of the kernel, swap, reboot.
 var allowedSyscalls = [][]string{
-	{ // files and folders
+	{ // files and directories
 		"access", "chdir", "chmod", "chown", "close", "close_range", "copy_file_range", "creat",
 		"dup", "dup2", "dup3", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchdir",
 		"fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync", "flock",

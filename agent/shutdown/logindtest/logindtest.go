@@ -24,11 +24,11 @@ import (
 
 // Logind is a message bus with a logind and a systemd on it, all in one: it speaks
 // D-Bus over a socket, hands out locks as the ends of pipes, and reads the drop-ins of
-// its folder at a SIGHUP.
+// its directory at a SIGHUP.
 type Logind struct {
 	t        testing.TB
 	listener *net.UnixListener
-	// DropIns is the folder of its configuration.
+	// DropIns is the directory of its configuration.
 	DropIns string
 	// Deaf: it does not read that. Set it before use.
 	Deaf bool

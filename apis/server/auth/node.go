@@ -66,7 +66,7 @@ func nodeRules(node string) []Rule {
 		{Verbs: []string{"create"}, Groups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews"}},
 		{Verbs: []string{"create"}, Groups: core, Resources: []string{"pods/eviction"}},
 		{Verbs: []string{"update", "patch"}, Groups: core, Resources: []string{"pods/status"}},
-		{Verbs: []string{"patch"}, Groups: core, Resources: []string{"persistentvolumes"}}, // of its own folders only
+		{Verbs: []string{"patch"}, Groups: core, Resources: []string{"persistentvolumes"}}, // of its own directories only
 		{Verbs: []string{"create", "delete"}, Groups: core, Resources: []string{"pods"}},   // it creates mirror pods only
 	}
 }
@@ -150,7 +150,7 @@ func (z *NodeAuthorizer) readPodRequests(ctx context.Context, node string, a aut
 	return authorizer.DecisionAllow, "", nil
 }
 
-// readVolumes lets a node see the volumes that are folders of its own, by label
+// readVolumes lets a node see the volumes that are directories of its own, by label
 // selector, and those that claims of its pods are bound to, one by name.
 func (z *NodeAuthorizer) readVolumes(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	requirements, _ := a.GetLabelSelector()

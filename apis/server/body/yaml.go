@@ -45,7 +45,7 @@ func fromYAML(data []byte, repeats bool, limit int64) ([]byte, error) {
 }
 
 // value is a value in YAML that has been parsed, but not made: the library makes what a
-// name stands for anew each time that the name is used, a !!binary text with a copy of
+// name stands for again each time that the name is used, a !!binary text with a copy of
 // its bytes. nil is null.
 type value struct{ decode func(any) error }
 

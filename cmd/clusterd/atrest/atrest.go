@@ -36,7 +36,7 @@ type Config struct {
 	Sealed map[schema.GroupResource]bool
 	// Private tells resources outside of the API, which File does not concern.
 	Private func(schema.GroupResource) bool
-	// Changed is called when values may have to be sealed anew.
+	// Changed is called when values may have to be sealed again.
 	Changed func()
 	Log     *slog.Logger
 }

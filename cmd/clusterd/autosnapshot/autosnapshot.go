@@ -1,5 +1,5 @@
 // Package autosnapshot takes the snapshots of a schedule: when one is due, how it gets
-// into its folder whole or not at all, and which ones are kept. One process at a time
+// into its directory whole or not at all, and which ones are kept. One process at a time
 // does it, the leader, and what it has done is in the cluster's store, so that the
 // next leader neither takes a snapshot twice nor leaves one out.
 package autosnapshot
@@ -61,9 +61,9 @@ type State interface {
 // Config of a Taker. All is required but KeepAge, Failed and Look.
 type Config struct {
 	Schedule cron.Schedule
-	// Folder is where the files go. It has to be there, or the folder that it is in.
+	// Directory is where the files go. It has to be there, or the directory that it is in.
 	Folder string
-	// Keep is how many files of the cluster stay in the folder; 0: all.
+	// Keep is how many files of the cluster stay in the directory; 0: all.
 	Keep int
 	// KeepAge is how old they get; 0: any age. The newest stays.
 	KeepAge time.Duration

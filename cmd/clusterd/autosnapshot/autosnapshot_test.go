@@ -159,7 +159,7 @@ func TestSchedule(t *testing.T) {
 		if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o600 {
 			t.Errorf("mode %v, %v", st.Mode(), err)
 		}
-		k.lead(daily("n2"), time.Hour) // of another leader, in the same folder
+		k.lead(daily("n2"), time.Hour) // of another leader, in the same directory
 		if k.writes != 1 {
 			t.Errorf("another leader took it again: %d", k.writes)
 		}
@@ -302,7 +302,7 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestNoFolder: a folder in a folder that is not there is not made.
+// TestNoFolder: a directory in a directory that is not there is not made.
 func TestNoFolder(t *testing.T) {
 	k := newKit(t)
 	k.folder = filepath.Join(k.folder, "of", "a", "disk")

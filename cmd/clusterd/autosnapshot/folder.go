@@ -19,7 +19,7 @@ import (
 // Writer is where an archive goes.
 type Writer = io.Writer
 
-// Files of a folder: CLUSTER-20261127T030000Z.backup, by the time of the schedule.
+// Files of a directory: CLUSTER-20261127T030000Z.backup, by the time of the schedule.
 const (
 	extension  = ".backup"
 	slotFormat = "20060102T150405Z"
@@ -30,7 +30,7 @@ const (
 const unfinished = ".clusterd-snapshot-"
 
 // abandoned is how old an unfinished file of another node's is when it is removed:
-// its node may be writing it, in a folder that several nodes share.
+// its node may be writing it, in a directory that several nodes share.
 const abandoned = 24 * time.Hour
 
 func fileName(cluster string, slot time.Time) string {
@@ -117,7 +117,7 @@ func verify(ctx context.Context, f *os.File, key backup.Key) (backup.Manifest, i
 	return m, size, err
 }
 
-// makeFolder makes the folder, but not those that it is in: where a disk is to be
+// makeFolder makes the directory, but not those that it is in: where a disk is to be
 // mounted and is not, that would fill another.
 func (t *Taker) makeFolder() error {
 	err := os.Mkdir(t.cfg.Folder, 0o700)

@@ -128,7 +128,7 @@ var types = map[int64]string{
 // syncs is how often the disk is asked to sync; the median counts.
 const syncs = 15
 
-// look measures the disk of the data folder, or of the nearest one above it
+// look measures the disk of the data directory, or of the nearest one above it
 // that is there.
 func look(path string) Folder {
 	f := Folder{Path: path}

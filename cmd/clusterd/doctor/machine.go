@@ -14,8 +14,8 @@ type Machine struct {
 	Root    bool
 	Name    string // the node's name to be
 	Addr    netip.AddrPort
-	Member  bool // the data folder holds a node
-	Running bool // a clusterd runs on the data folder: its ports are taken, rightly
+	Member  bool // the data directory holds a node
+	Running bool // a clusterd runs on the data directory: its ports are taken, rightly
 	// Release is the kernel's.
 	Release string
 	// Missing are the kernel's features that were tried and failed, each with
@@ -29,7 +29,7 @@ type Machine struct {
 	Controllers []string
 	// Memory of the machine and what is free of it now, in bytes.
 	Memory, MemoryFree uint64
-	// Folder is the data folder's disk.
+	// Directory is the data directory's disk.
 	Folder Folder
 	// Taken are ports of this node's that others use.
 	Taken []Port
@@ -53,7 +53,7 @@ type Machine struct {
 	Server *Server
 }
 
-// Folder is where the node keeps its state.
+// Directory is where the node keeps its state.
 type Folder struct {
 	Path string
 	Type string // of the file system: "ext4", "tmpfs", …

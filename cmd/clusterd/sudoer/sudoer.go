@@ -1,5 +1,5 @@
 // Package sudoer leaves a file to the person who typed sudo: what a command makes as
-// root in folders of root alone is of no use in that person's shell. It reads the
+// root in directories of root alone is of no use in that person's shell. It reads the
 // variables that sudo sets and decides nothing by them but the owner of a file.
 package sudoer
 

@@ -29,7 +29,7 @@ import (
 // Shared is a cluster that all tests of a package use. The first three fields are
 // required, the numbers are not; the others are there when Start has returned.
 type Shared struct {
-	Name   string // of its folder
+	Name   string // of its directory
 	Bridge string
 	Subnet netip.Prefix
 
@@ -56,7 +56,7 @@ const Node = "n1"
 const startTimeout = 3 * time.Minute
 
 // Start makes the cluster of the programs in bin once, waits for its nodes and loads
-// the image hello.tar of that folder. Each call returns the same error.
+// the image hello.tar of that directory. Each call returns the same error.
 func (s *Shared) Start(bin string) error {
 	s.once.Do(func() { s.err = s.up(bin) })
 	return s.err

@@ -11,7 +11,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// Trust is the authorities that a node trusts, as they lie in its data folder.
+// Trust is the authorities that a node trusts, as they lie in its data directory.
 func Trust(n cluster.Node) (*pki.Trust, error) {
 	b, err := os.ReadFile(filepath.Join(n.Data, "pki", "ca.crt"))
 	if err != nil {
@@ -35,7 +35,7 @@ func Trust(n cluster.Node) (*pki.Trust, error) {
 	return trust.WithOwn(own, nil)
 }
 
-// Stolen is the identity that lies in a node's data folder: whoever has read its disk
+// Stolen is the identity that lies in a node's data directory: whoever has read its disk
 // can show it.
 func Stolen(n cluster.Node) (transport.Identity, error) {
 	trust, err := Trust(n)

@@ -197,7 +197,7 @@ func limits() []way {
 	}
 }
 
-// fill writes into a folder until no more goes in.
+// fill writes into a directory until no more goes in.
 func fill(name, dir string, enough int) way {
 	return way{name: name, heavy: true, try: func() (bool, string) {
 		file := filepath.Join(dir, "filled")

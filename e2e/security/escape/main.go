@@ -129,7 +129,7 @@ func show(name string) {
 	fmt.Printf("%s: %s\n", name, b[:n])
 }
 
-// flip exchanges a folder and a link without a pause between.
+// flip exchanges a directory and a link without a pause between.
 func flip(dir, name, target string) error {
 	folder, link := filepath.Join(dir, name), filepath.Join(dir, name+".link")
 	if err := os.MkdirAll(folder, 0o777); err != nil {

@@ -236,7 +236,7 @@ func bound(node string, pod *corev1.Pod, a admission.Attributes, verb string) er
 	return nil
 }
 
-// folder lets a node say of the volumes that are folders of its own that they
+// folder lets a node say of the volumes that are directories of its own that they
 // were made, and that they are gone. It may change nothing else of them.
 func folder(node string, a admission.Attributes) error {
 	old, wasOK := a.GetOldObject().(*corev1.PersistentVolume)

@@ -36,11 +36,11 @@ type Plugin struct {
 	encrypted, decrypted atomic.Int64
 }
 
-// Start begins a plugin with one key, at a socket in a folder of its own. It ends with
+// Start begins a plugin with one key, at a socket in a directory of its own. It ends with
 // the test.
 func Start(t testing.TB, id string) *Plugin {
 	t.Helper()
-	// A path of a socket is short, and that of a test's folder may not be.
+	// A path of a socket is short, and that of a test's directory may not be.
 	folder, err := os.MkdirTemp("", "kms")
 	if err != nil {
 		t.Fatal(err)
