@@ -220,11 +220,11 @@ systemd-test: deb image ## clusterctl upgrade and a shutdown under systemd (root
 
 .PHONY: features
 features: build build-race image bin/kubectl ## report the rows of docs/FEATURES.md that tests cover (root)
-	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report
+	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./features/report
 
 .PHONY: conformance
 conformance: build image bin/kubectl ## report the rows of docs/CONFORMANCE.md that tests cover (root)
-	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./e2e/features/report -list conformance
+	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./features/report -list conformance
 
 ##@ Bench
 

@@ -19,7 +19,7 @@ import (
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/stats"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestRootImageGC: above the high mark images that nothing uses go, the least

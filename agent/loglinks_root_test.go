@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/clusterd/clusterd/agent/podstate"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestRootLogLinks: a container's log is found by the name that log shippers

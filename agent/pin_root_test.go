@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"github.com/clusterd/clusterd/agent/cpu"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestRootPinned: the kernel keeps a Guaranteed container on its processor from

@@ -26,7 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/image"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // pushImage brings an image of a few files to a registry on the loopback and

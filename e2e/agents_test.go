@@ -27,7 +27,7 @@ import (
 
 	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/transport"
 )

@@ -22,7 +22,7 @@ import (
 
 	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestE2ENodeOptions is a server and an agent with options that nodes seldom

@@ -16,7 +16,7 @@ import (
 	agentpod "github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podstate"
 	"github.com/clusterd/clusterd/e2e/cluster"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestE2ERestart kills clusterd under running pods and starts it again: the

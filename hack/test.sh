@@ -143,6 +143,6 @@ if compgen -G "$logs/*.json" >/dev/null; then
 	$GO run ./hack/notrun "$logs"/*.json
 fi
 if [ -s "$CLUSTERD_FEATURES" ]; then
-	printf '\n%s (make features lists them)\n' "$($GO run ./e2e/features/report -from "$CLUSTERD_FEATURES" | grep -m 1 '^rows shown')"
+	printf '\n%s (make features lists them)\n' "$($GO run ./features/report -from "$CLUSTERD_FEATURES" | grep -m 1 '^rows shown')"
 fi
 exit $failed

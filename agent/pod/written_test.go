@@ -10,7 +10,7 @@ import (
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestStatusWrites: a status is written when it has changed and never else; a

@@ -16,7 +16,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server"
 	"github.com/clusterd/clusterd/apis/server/admission"
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestAdmissionSet: plugins that are off by default, one that was turned off,

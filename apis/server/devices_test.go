@@ -14,7 +14,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestDeviceKinds: each kind of resource.k8s.io answers every verb, and warns of

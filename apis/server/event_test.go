@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestEventsOfBothGroups: an event is one object, whichever group wrote it.

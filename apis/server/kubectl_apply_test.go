@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // write puts files into kubectl's directory.

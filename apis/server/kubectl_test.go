@@ -20,7 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // kubectl runs the kubectl that CLUSTERD_KUBECTL names, or this machine's, as the given user would.

@@ -23,7 +23,7 @@ import (
 	"github.com/clusterd/clusterd/apis"
 	"github.com/clusterd/clusterd/apis/server/extend"
 	"github.com/clusterd/clusterd/apis/server/servertest"
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 func TestStartToReady(t *testing.T) {

@@ -80,7 +80,7 @@ var layers = []layer{
 
 // featuresKit is what any test may import: it says which rows of docs/FEATURES.md a
 // test shows, and imports nothing of ours.
-const featuresKit = "e2e/features"
+const featuresKit = "features"
 
 // testsMay are the rows that tests of a row import beside what its code may, kits
 // (packages named …test) and featuresKit, because they prove several rooms together.
@@ -153,6 +153,11 @@ func TestLayers(t *testing.T) {
 		path := strings.TrimPrefix(p.ImportPath, module)
 		if path == featuresKit && slices.ContainsFunc(p.Imports, func(imp string) bool { return strings.HasPrefix(imp, module) }) {
 			t.Errorf("%s imports %v of this module: tests of every room import it, so it must import none", path, p.Imports)
+		}
+		for _, imp := range slices.Concat(p.TestImports, p.XTestImports) {
+			if to, ours := strings.CutPrefix(imp, module+"e2e"); ours && (to == "" || to[0] == '/') && path != "e2e" && !strings.HasPrefix(path, "e2e/") {
+				t.Errorf("a test of %s imports %s: whole clusters are e2e's matter, and its tests'", path, imp)
+			}
 		}
 		l, ok := layerOf(path)
 		if !ok {

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestE2EXCommandLine goes through commands as the conformance tests use them.

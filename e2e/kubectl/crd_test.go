@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 const bakery = `apiVersion: apiextensions.k8s.io/v1

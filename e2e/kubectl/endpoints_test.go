@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestE2EXEndpoints looks at what stands behind a Service, and asks it from a pod.

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // TestE2EXTop: who uses what, with nothing added to the cluster; and a node's

@@ -2,9 +2,9 @@
 // passing tests show. It runs every test package that names rows of that list,
 // or reads what an earlier run recorded.
 //
-//	go run ./e2e/features/report                      (make features)
-//	go run ./e2e/features/report -list conformance    (make conformance)
-//	go run ./e2e/features/report -from FILE
+//	go run ./features/report                      (make features)
+//	go run ./features/report -list conformance    (make conformance)
+//	go run ./features/report -from FILE
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/clusterd/clusterd/e2e/features"
+	"github.com/clusterd/clusterd/features"
 )
 
 // list is one of the lists of rows.
