@@ -62,6 +62,7 @@ func (d dataDir) role() (pki.Role, error) {
 
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
+	hideNotifySocket()
 	n := &agentNode{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), reexecCh: make(chan error, 1), renew: make(chan struct{}, 1)}
 	lock, err := n.dir.lock()
 	if err != nil {

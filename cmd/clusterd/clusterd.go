@@ -340,6 +340,7 @@ func (m *Main) storeReady(r *http.Request) error {
 // Run runs the node until ctx ends or a part of it does. onReady, which may be
 // nil, is called once this node answers API requests; its error ends the node.
 func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) error) error {
+	hideNotifySocket()
 	if err := m.begin(); err != nil {
 		return err
 	}

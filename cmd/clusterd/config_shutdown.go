@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -78,7 +77,7 @@ func (c *ShutdownConfig) byPriority() ([]shutdown.Period, error) {
 // up. A clusterd that somebody runs in the foreground does not meddle with the
 // machine's shutdowns.
 func (c *ShutdownConfig) shutdownPeriods() ([]shutdown.Period, error) {
-	if os.Getenv("NOTIFY_SOCKET") == "" { // of systemd's services, see notifySystemd
+	if notifySocket == "" {
 		return nil, nil
 	}
 	periods, err := c.byPriority()

@@ -12,11 +12,11 @@ import (
 
 func TestShutdownPeriods(t *testing.T) {
 	c := defaultShutdown()
-	t.Setenv("NOTIFY_SOCKET", "")
+	runsAsService(t, "")
 	if got, err := c.shutdownPeriods(); got != nil || err != nil {
 		t.Errorf("in the foreground: %v, %v", got, err)
 	}
-	t.Setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+	runsAsService(t, "/run/systemd/notify")
 	const critical = 2_000_000_000
 	want := []shutdown.Period{{Grace: 20 * time.Second}, {Priority: critical, Grace: 10 * time.Second}}
 	if got, err := c.shutdownPeriods(); err != nil || !cmp.Equal(got, want) {

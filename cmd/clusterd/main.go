@@ -57,6 +57,7 @@ func reexec(data string) error {
 	if _, err := os.Stat(exe); err != nil { // it was replaced or removed
 		exe = "/proc/self/exe"
 	}
+	restoreNotifySocket()
 	if err := guardTrial(data); err != nil {
 		return err
 	}

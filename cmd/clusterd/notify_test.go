@@ -11,10 +11,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
+
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
 )
+
+// runsAsService has this process be one that a service manager runs; with an empty
+// socket it is none.
+func runsAsService(t *testing.T, socket string) {
+	t.Helper()
+	t.Setenv(notifyEnv, socket)
+	before := notifySocket
+	notifySocket = socket
+	t.Cleanup(func() { notifySocket = before })
+}
 
 // TestNotifySystemd is a service manager: it hears that the node is ready,
 // and that it stops.
@@ -25,7 +37,8 @@ func TestNotifySystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer manager.Close()
-	t.Setenv("NOTIFY_SOCKET", socket)
+	runsAsService(t, socket)
+	hideNotifySocket()
 	hear := func() string {
 		t.Helper()
 		if err := manager.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
@@ -39,6 +52,11 @@ func TestNotifySystemd(t *testing.T) {
 		return string(message[:n])
 	}
 
+	// The bug: k8s.io/apiserver does this when it serves. It said that a server was ready
+	// before it was, and took the socket away from whoever asked for it after that.
+	if sent, err := daemon.SdNotify(true, daemon.SdNotifyReady); sent || err != nil {
+		t.Errorf("a library's message was sent: %t, %v", sent, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- notifySystemd(ctx, slog.New(slog.DiscardHandler), "answers at 192.0.2.7:6443") }()
@@ -63,7 +81,7 @@ func TestAgentNotifies(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer manager.Close()
-	t.Setenv("NOTIFY_SOCKET", socket)
+	runsAsService(t, socket)
 	now := time.Now()
 	ca, err := pki.NewCA("c", now)
 	if err != nil {
@@ -82,6 +100,7 @@ func TestAgentNotifies(t *testing.T) {
 	}
 	cfg := defaultConfig()
 	cfg.Name, cfg.Data, cfg.Advertise, cfg.KubeletPort = "a1", t.TempDir(), "127.0.0.1", 0
+	cfg.ShutdownGracePeriod = Duration{} // this machine's shutdowns are not the test's
 	cfg.Port = uint16(free.Addr().(*net.TCPAddr).Port)
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
@@ -118,7 +137,7 @@ func TestAgentNotifies(t *testing.T) {
 
 // TestNoServiceManager: without one nothing is notified and nothing fails.
 func TestNoServiceManager(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", "")
+	runsAsService(t, "")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := notifySystemd(ctx, slog.New(slog.DiscardHandler), "answers at 192.0.2.7:6443"); err != nil {

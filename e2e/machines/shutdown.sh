@@ -21,6 +21,7 @@ last_pod() { # NAME FIELD [HOOK]: one whose hook writes a file of its name, or a
 		kind: Pod
 		metadata: {name: $1, namespace: hello}
 		spec:
+		  securityContext: {runAsUser: 0} # the folder of the notes is root's
 		  $2
 		  containers:
 		  - name: app
