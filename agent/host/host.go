@@ -92,7 +92,7 @@ func (m Machine) Notices() []Notice {
 	return out
 }
 
-// Directory is a directory below the agent's data directory.
+// Folder is a directory below the agent's data directory.
 type Folder struct {
 	Path string
 	Mode fs.FileMode
@@ -110,7 +110,7 @@ var folders = []Folder{
 	{PodResources, 0o750},
 }
 
-// Directories makes them, and takes rights away that they should not have.
+// Folders makes them, and takes rights away that they should not have.
 func Folders(data string) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return err

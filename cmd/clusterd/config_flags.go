@@ -22,7 +22,7 @@ const (
 )
 
 // flagArea is the annotation of a flag that says which area it belongs to.
-const flagArea = "clusterd.local/area"
+const flagArea = "area"
 
 // addFlags binds a flag to each field that may be set by hand.
 func (c *Config) addFlags(f *pflag.FlagSet) {

@@ -75,7 +75,7 @@ type fsxattr struct {
 	_                                                  [8]byte
 }
 
-// Directory is an open directory. It may be used by one goroutine at a time.
+// Folder is an open directory. It may be used by one goroutine at a time.
 type Folder struct{ f *os.File }
 
 // Open opens the directory dir, which is no link. Close it.

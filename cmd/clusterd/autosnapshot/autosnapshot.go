@@ -61,7 +61,7 @@ type State interface {
 // Config of a Taker. All is required but KeepAge, Failed and Look.
 type Config struct {
 	Schedule cron.Schedule
-	// Directory is where the files go. It has to be there, or the directory that it is in.
+	// Folder is where the files go. It has to be there, or the directory that it is in.
 	Folder string
 	// Keep is how many files of the cluster stay in the directory; 0: all.
 	Keep int

@@ -29,7 +29,7 @@ type Machine struct {
 	Controllers []string
 	// Memory of the machine and what is free of it now, in bytes.
 	Memory, MemoryFree uint64
-	// Directory is the data directory's disk.
+	// Folder is the data directory's disk.
 	Folder Folder
 	// Taken are ports of this node's that others use.
 	Taken []Port
@@ -53,7 +53,7 @@ type Machine struct {
 	Server *Server
 }
 
-// Directory is where the node keeps its state.
+// Folder is where the node keeps its state.
 type Folder struct {
 	Path string
 	Type string // of the file system: "ext4", "tmpfs", …
