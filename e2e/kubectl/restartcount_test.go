@@ -32,7 +32,14 @@ func (k *kit) countRestarts(name string, times int32) func() ([]restart, error) 
 	ctx, cancel := context.WithTimeout(k.Context(), 10*time.Minute)
 	w, err := k.api.CoreV1().Pods(k.ns).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: before.ResourceVersion})
 	k.must(err)
-	var seen []restart
+	// Of instances by number. One that runs for a moment may not be seen to run: when
+	// it started is known from its end then.
+	started, ended := map[int32]time.Time{}, map[int32]time.Time{}
+	over := func(n int32, t *corev1.ContainerStateTerminated) {
+		if t != nil {
+			started[n], ended[n] = t.StartedAt.Time, t.FinishedAt.Time
+		}
+	}
 	done := make(chan error, 1)
 	go func() {
 		defer cancel()
@@ -48,23 +55,36 @@ func (k *kit) countRestarts(name string, times int32) func() ([]restart, error) 
 				continue
 			}
 			s := p.Status.ContainerStatuses[0]
-			if s.RestartCount == last || s.State.Running == nil || s.LastTerminationState.Terminated == nil {
-				if s.RestartCount < last {
-					done <- fmt.Errorf("the count was %d and is %d", last, s.RestartCount)
-					return
-				}
-				continue
+			n := s.RestartCount
+			if n < last || n > last+1 {
+				done <- fmt.Errorf("the count was %d and is %d", last, n)
+				return
 			}
-			last = s.RestartCount
-			seen = append(seen, restart{last, s.State.Running.StartedAt.Sub(s.LastTerminationState.Terminated.FinishedAt.Time)})
-			if last >= times {
+			last = n
+			switch {
+			case s.State.Running != nil:
+				started[n] = s.State.Running.StartedAt.Time
+				over(n-1, s.LastTerminationState.Terminated)
+			case s.State.Terminated != nil:
+				over(n, s.State.Terminated)
+				over(n-1, s.LastTerminationState.Terminated)
+			default: // it waits for the next start
+				over(n, s.LastTerminationState.Terminated)
+			}
+			if !started[times].IsZero() {
 				done <- nil
 				return
 			}
 		}
 		done <- fmt.Errorf("the watch has ended: %w", context.Cause(ctx))
 	}()
-	return func() ([]restart, error) { err := <-done; return seen, err }
+	return func() (seen []restart, err error) {
+		err = <-done
+		for n := int32(1); n <= times && !started[n].IsZero() && !ended[n-1].IsZero(); n++ {
+			seen = append(seen, restart{n, started[n].Sub(ended[n-1])})
+		}
+		return seen, err
+	}
 }
 
 // growing fails the test unless the restarts are counted one by one, each after the
