@@ -75,7 +75,7 @@ func gossipKeyAway(t *testing.T, e *env, asked, away, leader string) {
 	if err := e.Kill(away); err != nil {
 		t.Fatal(err)
 	}
-	mustContain(t, "rotate", e.ctl("members", "gossip-key", "rotate", "--wait"), "was changed")
+	mustContain(t, "rotate", e.ctl("members", "gossip-key", "rotate", "--wait"), "was rotated")
 	e.gossipKeyChanged(t, old, asked, leader)
 	mustContain(t, "gossip-key", e.ctl("members", "gossip-key"), "Phase: stable", "in use for", away)
 	if !bytes.Equal(e.gossipRing(away).Keys[0], old) {
