@@ -51,7 +51,7 @@ e2e() {
 
 # e2e_part runs the tests of package kubectl, of the other packages below e2e, or
 # part N of package e2e's, which are as many as parts says.
-parts=10
+parts=20
 e2e_part() {
 	local tests pkg
 	case $1 in
