@@ -9,12 +9,19 @@ import (
 // isNew tells whether no agent of this node has admitted the pod before.
 func isNew(pod *v1.Pod) bool { return pod.Status.StartTime == nil }
 
-// admit is the admission of a pod that is new to the node. The caller holds mu.
-func (m *Manager) admit(pod *v1.Pod) *podstate.Verdict {
-	if v := m.refusal(pod); v != nil {
-		return v
+// admit is the admission of a pod of which nothing runs here: nil, it may. byShutdown:
+// it is refused as the machine is about to go down. The caller holds mu.
+func (m *Manager) admit(pod *v1.Pod) (v *podstate.Verdict, byShutdown bool) {
+	if v := m.refusedByShutdown(!isNew(pod)); v != nil {
+		return v, true
 	}
-	return podstate.Admit(pod, m.cfg.Node(), m.holders())
+	if !isNew(pod) {
+		return nil, false
+	}
+	if v := m.refusal(pod); v != nil {
+		return v, false
+	}
+	return podstate.Admit(pod, m.cfg.Node(), m.holders()), false
 }
 
 // awaitsNode tells whether the admission of a new pod has to wait: its node

@@ -258,12 +258,7 @@ func (m *Manager) begin(pod *v1.Pod, static bool) *worker {
 	if !over && (known || pod.DeletionTimestamp == nil) {
 		var verdict *podstate.Verdict
 		if !known {
-			if verdict = m.refusedByShutdown(!isNew(pod)); verdict != nil {
-				w.shutdown = true
-			}
-		}
-		if verdict == nil && !known && isNew(pod) {
-			verdict = m.admit(pod)
+			verdict, w.shutdown = m.admit(pod)
 		}
 		if verdict == nil {
 			err := m.assignCPUs(pod)

@@ -62,7 +62,7 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 			}
 		}
 	}
-	for _, addr := range p.deputy.set(slices.Clone(own), duties) {
+	for _, addr := range p.standby.set(slices.Clone(own), duties) {
 		if !slices.Contains(own, addr) {
 			own = append(own, addr)
 		}

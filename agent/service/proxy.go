@@ -98,9 +98,9 @@ type Config struct {
 
 // Proxy keeps this node's rules for Services in step with the API.
 type Proxy struct {
-	cfg    Config
-	health *healthServers
-	deputy *deputy // nil: nothing is announced
+	cfg     Config
+	health  *healthServers
+	standby *standby // nil: nothing is announced
 
 	services corelisters.ServiceLister
 	slices   discoverylisters.EndpointSliceLister
@@ -158,7 +158,7 @@ func New(cfg Config) (*Proxy, error) {
 		at: view{ranges: cfg.ServiceCIDRs},
 	}
 	if cfg.Announcer != nil {
-		p.deputy = newDeputy(cfg.Announcer, cfg.Logger, p.known, p.poke)
+		p.standby = newStandby(cfg.Announcer, cfg.Logger, p.known, p.poke)
 	}
 	return p, nil
 }
@@ -212,8 +212,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.everything()
 	wg.Go(func() { p.cfg.Balancer.Run(ctx) })
 	wg.Go(func() { p.keepCurrent(ctx) })
-	if p.deputy != nil {
-		wg.Go(func() { p.deputy.run(ctx) })
+	if p.standby != nil {
+		wg.Go(func() { p.standby.run(ctx) })
 	}
 	p.loop(ctx, index.GetIndexer())
 	return nil

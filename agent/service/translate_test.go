@@ -204,7 +204,7 @@ func TestElect(t *testing.T) {
 			moved++
 		}
 		if has == "b" && next != second {
-			t.Errorf("%s: without %s it goes to %s, not to its deputy %s", addr, has, next, second)
+			t.Errorf("%s: without %s it goes to %s, not to its standby %s", addr, has, next, second)
 		}
 		if next == "b" || next == "" {
 			t.Fatalf("%s went to %q", addr, next)

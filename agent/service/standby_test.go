@@ -53,21 +53,21 @@ func (s *segment) set(addr netip.Addr, answers bool) {
 	s.answers[addr] = answers
 }
 
-// TestDeputy: an address is taken over within a second of its node's silence, unless
+// TestStandby: an address is taken over within a second of its node's silence, unless
 // another answers for it or the node never answered; and is given back when it is
 // answered for, or when the duty ends.
-func TestDeputy(t *testing.T) {
+func TestStandby(t *testing.T) {
 	peer, vip, other := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("192.0.2.101")
 	type world struct {
 		*segment
-		d     *deputy
+		d     *standby
 		known bool
 	}
 	inBubble := func(name string, fn func(t *testing.T, w *world)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &world{segment: &segment{answers: map[netip.Addr]bool{peer: true, vip: true}}, known: true}
-				w.d = newDeputy(w.segment, slog.New(slog.DiscardHandler), func() bool { return w.known }, func() {})
+				w.d = newStandby(w.segment, slog.New(slog.DiscardHandler), func() bool { return w.known }, func() {})
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				wg.Go(func() { w.d.run(ctx) })
@@ -138,7 +138,7 @@ func TestDeputy(t *testing.T) {
 		if len(w.toldOf) != 0 {
 			t.Errorf("told of %v", w.toldOf)
 		}
-		w.set(vip, true) // a deputy has taken it over
+		w.set(vip, true) // a standby has taken it over
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		before := len(w.toldOf)
@@ -157,7 +157,7 @@ func TestDeputy(t *testing.T) {
 	})
 }
 
-// TestDuties: the deputy of an address is the node that is elected without the elected
+// TestDuties: the standby of an address is the node that is elected without the elected
 // one, if both are in one network; and what it has taken over is announced.
 func TestDuties(t *testing.T) {
 	b := newBench(t)
@@ -182,13 +182,13 @@ func TestDuties(t *testing.T) {
 	b.put(balanced("mine", "10.96.0.20", mine.String(), core.ReasonAddressGiven), balanced("theirs", "10.96.0.21", theirs.String(), core.ReasonAddressGiven),
 		balanced("far", "10.96.0.22", "198.51.100.77", core.ReasonAddressGiven))
 	n2 := netip.MustParseAddr("192.0.2.2")
-	if got := fmt.Sprint(b.deputy.duties); got != fmt.Sprint(map[netip.Addr][]netip.Addr{n2: {theirs}}) {
+	if got := fmt.Sprint(b.standby.duties); got != fmt.Sprint(map[netip.Addr][]netip.Addr{n2: {theirs}}) {
 		t.Errorf("duties are %s", got)
 	}
 	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprintf("[%s]", mine) {
 		t.Errorf("announced are %s", got)
 	}
-	b.deputy.hold(theirs, true)
+	b.standby.hold(theirs, true)
 	b.put()
 	want := []netip.Addr{mine, theirs}
 	slices.SortFunc(want, netip.Addr.Compare)
@@ -197,7 +197,7 @@ func TestDuties(t *testing.T) {
 	}
 	nodes[1].Status.Conditions = nil // the API knows now: n1 is elected
 	b.put(nodes[1])
-	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprint(want) || len(b.deputy.duties) != 0 {
-		t.Errorf("announced are %s, duties %v", got, b.deputy.duties)
+	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprint(want) || len(b.standby.duties) != 0 {
+		t.Errorf("announced are %s, duties %v", got, b.standby.duties)
 	}
 }

@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// deputy takes over the addresses of load balancers from a node that is gone, before the
+// standby (as VRRP has a backup, RFC 5798) takes over the addresses of load balancers from a node that is gone, before the
 // API says so. Of the nodes that could have an address the one that comes next after the
-// elected one is its deputy (announce.go): it asks in the segment for that node's own
-// address, five times a second. The kernel answers, so that a busy node is not taken for
-// a lost one. After missed questions without an answer, if nobody answers for the address
-// either, the deputy announces it, until the elected node answers for it again or another
+// elected one is its standby (announce.go): it asks in the segment for that node's own
+// address every questionEvery. The kernel answers, so that a busy node is not taken for
+// a lost one. After missedQuestions without an answer, if nobody answers for the address
+// either, the standby announces it, until the elected node answers for it again or another
 // is elected. Nothing is taken over from a node that never answered: the segment may not
 // let such questions through.
-type deputy struct {
+type standby struct {
 	neighbours Announcer
 	logger     *slog.Logger
-	changed    func()      // called when what standing returns has changed
+	changed    func()      // called when held has changed
 	known      func() bool // whether this node may announce at all
 
 	mu     sync.Mutex
@@ -46,21 +46,21 @@ const (
 	// ownEvery is how often the elected node looks whether another answers for its
 	// addresses; it has the neighbours learn again then that they are its own.
 	ownEvery = time.Second
-	// overlap is how long both have an address before the deputy gives it back: the
+	// overlap is how long both have an address before the standby gives it back: the
 	// elected node sees in that time that the neighbours are to learn again.
 	overlap = 2500 * time.Millisecond
 )
 
-func newDeputy(a Announcer, logger *slog.Logger, known func() bool, changed func()) *deputy {
-	return &deputy{
+func newStandby(a Announcer, logger *slog.Logger, known func() bool, changed func()) *standby {
+	return &standby{
 		neighbours: a, logger: logger, changed: changed, known: known, wake: make(chan struct{}, 1),
 		held: map[netip.Addr]bool{}, missed: map[netip.Addr]int{}, contested: map[netip.Addr]bool{}, answered: map[netip.Addr]time.Time{},
 	}
 }
 
-// set says what this node is elected for and what it is the deputy for. It returns those
+// set says what this node is elected for and what it is the standby for. It returns those
 // addresses of the duties that it has taken over, in order.
-func (d *deputy) set(own []netip.Addr, duties map[netip.Addr][]netip.Addr) []netip.Addr {
+func (d *standby) set(own []netip.Addr, duties map[netip.Addr][]netip.Addr) []netip.Addr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	before := d.period()
@@ -82,7 +82,7 @@ func (d *deputy) set(own []netip.Addr, duties map[netip.Addr][]netip.Addr) []net
 }
 
 // period is how often is asked, 0: there is nothing to ask for. The caller holds mu.
-func (d *deputy) period() time.Duration {
+func (d *standby) period() time.Duration {
 	switch {
 	case len(d.duties) > 0:
 		return questionEvery
@@ -93,7 +93,7 @@ func (d *deputy) period() time.Duration {
 }
 
 // run asks until ctx ends; while there is nothing to ask for it sleeps.
-func (d *deputy) run(ctx context.Context) {
+func (d *standby) run(ctx context.Context) {
 	var looked, asked time.Time
 	for {
 		d.mu.Lock()
@@ -126,7 +126,7 @@ func (d *deputy) run(ctx context.Context) {
 
 // round asks once for the elected nodes and for what was taken over from them. It reports
 // whether something was taken over or given back.
-func (d *deputy) round(duties map[netip.Addr][]netip.Addr) (changed bool) {
+func (d *standby) round(duties map[netip.Addr][]netip.Addr) (changed bool) {
 	if len(duties) == 0 {
 		clear(d.missed)
 		return false
@@ -177,7 +177,7 @@ func (d *deputy) round(duties map[netip.Addr][]netip.Addr) (changed bool) {
 
 // hold takes an address over or gives it back, and reports whether that is a change. What
 // is no duty any more is not taken.
-func (d *deputy) hold(addr netip.Addr, take bool) bool {
+func (d *standby) hold(addr netip.Addr, take bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if take == d.held[addr] {
@@ -199,9 +199,9 @@ func (d *deputy) hold(addr netip.Addr, take bool) bool {
 }
 
 // lookAtOwn has the neighbours learn again which addresses are this node's, when another
-// machine answers for them or has just stopped to do so: a deputy that took them over has
+// machine answers for them or has just stopped to do so: a standby that took them over has
 // announced them.
-func (d *deputy) lookAtOwn(own []netip.Addr) {
+func (d *standby) lookAtOwn(own []netip.Addr) {
 	maps.DeleteFunc(d.contested, func(addr netip.Addr, _ bool) bool { return !slices.Contains(own, addr) })
 	if len(own) == 0 {
 		return
