@@ -32,15 +32,18 @@ func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 	t.Helper()
 	first := e.Nodes()[0].Addr.As4()
 	net24 := fmt.Sprintf("%d.%d.%d.", first[0], first[1], first[2])
-	all, err := e.api.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range all.Items { // else addresses of their network go to others, too
-		if r, err := netip.ParsePrefix(n.Annotations[ournames.AnnounceNetworks]); err != nil || !r.Contains(e.Nodes()[0].Addr) {
-			t.Errorf("%s announces addresses in %q (%v)", n.Name, n.Annotations[ournames.AnnounceNetworks], err)
+	e.eventually("every node says its network", func(ctx context.Context) error { // else addresses of it go to others, too
+		all, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
 		}
-	}
+		for _, n := range all.Items {
+			if r, err := netip.ParsePrefix(n.Annotations[ournames.AnnounceNetworks]); err != nil || !r.Contains(e.Nodes()[0].Addr) {
+				return fmt.Errorf("%s announces addresses in %q (%v)", n.Name, n.Annotations[ournames.AnnounceNetworks], err)
+			}
+		}
+		return nil
+	})
 	e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+net24+"200-"+net24+"230")
 	for i := range 30 {
 		s := e.service(ns, fmt.Sprintf("lb-%d", i), func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeLoadBalancer })

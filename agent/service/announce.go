@@ -39,6 +39,8 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 	if len(services) > 0 && !p.known() { // to announce nothing is always right
 		return false
 	}
+	alone := p.alone(nodes)
+	candidates := electable(nodes, alone)
 	var own []netip.Addr
 	duties := map[netip.Addr][]netip.Addr{}
 	for _, s := range services {
@@ -50,7 +52,7 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 			if p.at.nodes[addr] || p.at.inside(addr) {
 				continue // it has its place
 			}
-			switch elected, next := elect(addr, nodes, near); p.cfg.NodeName {
+			switch elected, next := elect(addr, candidates, near); p.cfg.NodeName {
 			case elected:
 				if !slices.Contains(own, addr) {
 					own = append(own, addr)
@@ -68,7 +70,7 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 		}
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
-	if err := p.cfg.Announcer.Set(own, p.alone(nodes)); err != nil {
+	if err := p.cfg.Announcer.Set(own, alone); err != nil {
 		p.cfg.Logger.Error("addresses of load balancers are not announced as they should be", "err", err)
 	}
 	return true
@@ -160,18 +162,23 @@ func nodesOf(s *v1.Service, p *Proxy, index cache.Indexer) map[string]bool {
 	return out
 }
 
-// elect says which node answers for an address: among those that are ready, not
-// excluded and, if near is given, in it, the one with the highest hash of both
-// names. Nodes in the address's own network come first: neighbours of no other ask for
+// electable are the nodes that may have an address: those that are Ready and not excluded.
+// One that is alone need not be Ready, since its clusterd may just have started: no other
+// node could answer. Pure.
+func electable(nodes []*v1.Node, alone bool) []*v1.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *v1.Node) bool {
+		_, excluded := n.Labels[v1.LabelNodeExcludeBalancers]
+		return excluded || !alone && !ready(n)
+	})
+}
+
+// elect says which of the electable nodes answers for an address: of all or, if near is
+// given, of those in it, the one with the highest hash of both names. Nodes in the address's own network come first: neighbours of no other ask for
 // it. Every node comes to the same answer by itself, and one that dies takes
 // no address but its own along. next is the one of these that is elected without best.
 // Pure.
 func elect(addr netip.Addr, nodes []*v1.Node, near map[string]bool) (best, next string) {
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *v1.Node) bool {
-		_, excluded := n.Labels[v1.LabelNodeExcludeBalancers]
-		return excluded || !ready(n) || near != nil && !near[n.Name]
-	})
-	nodes = neighbours(addr, nodes)
+	nodes = neighbours(addr, slices.DeleteFunc(slices.Clone(nodes), func(n *v1.Node) bool { return near != nil && !near[n.Name] }))
 	var most, second uint64
 	for _, n := range nodes {
 		sum := sha256.Sum256([]byte(addr.String() + "\x00" + n.Name))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -155,6 +156,13 @@ func TestAlone(t *testing.T) {
 		b.put(append(tt.others, node("n1", "192.0.2.1"), balanced("pool", "10.96.0.22", "192.0.2.102", core.ReasonAddressGiven))...)
 		if b.announced.set == 0 || b.announced.alone != tt.want {
 			t.Errorf("%s: set %d times, alone: %t", name, b.announced.set, b.announced.alone)
+		}
+		// The bug: its own addresses went away for a moment after a restart, until it was Ready.
+		waits := node("n1", "192.0.2.1")
+		waits.Status.Conditions[0].Status = v1.ConditionUnknown
+		b.put(waits)
+		if has := slices.Contains(b.announced.addrs, netip.MustParseAddr("192.0.2.102")); has != tt.want {
+			t.Errorf("%s: announced are %v by a node that is not Ready", name, b.announced.addrs)
 		}
 	}
 }

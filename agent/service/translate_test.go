@@ -199,7 +199,7 @@ func TestElect(t *testing.T) {
 		addr := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
 		has, second := elect(addr, nodes, nil)
 		holds[has]++
-		next, _ := elect(addr, []*v1.Node{nodes[2], node("b", "Unknown"), nodes[0]}, nil)
+		next, _ := elect(addr, electable([]*v1.Node{nodes[2], node("b", "Unknown"), nodes[0]}, false), nil)
 		if has != "b" && next != has {
 			moved++
 		}
@@ -217,7 +217,7 @@ func TestElect(t *testing.T) {
 		t.Errorf("only c has an endpoint, %q was elected", got)
 	}
 	nodes[2].Labels = map[string]string{v1.LabelNodeExcludeBalancers: ""}
-	if got, _ := elect(netip.MustParseAddr("192.0.2.1"), nodes, map[string]bool{"c": true}); got != "" {
+	if got, _ := elect(netip.MustParseAddr("192.0.2.1"), electable(nodes, true), map[string]bool{"c": true}); got != "" {
 		t.Errorf("an excluded node was elected: %q", got)
 	}
 }
