@@ -444,7 +444,7 @@ func TestE2EXNetwork(t *testing.T) {
 	})
 	k.sub("outside hosts see the node", func(k *kit) {
 		features.Shows(k, 280)
-		l, err := net.Listen("tcp", "10.87.0.1:0")
+		l, err := net.Listen("tcp", net.JoinHostPort(shared.Subnet.Masked().Addr().Next().String(), "0")) // the host's address
 		if err != nil {
 			k.Fatal(err)
 		}

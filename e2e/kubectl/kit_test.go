@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,18 @@ const (
 // timeoutFlag makes kubectl wait as long as tests do.
 var timeoutFlag = "--timeout=" + testTimeout.String()
 
-var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24")}
+var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl" + lane, Subnet: segment(), Args: []string{"--max-pods", maxPods}}
+
+// maxPods lets the tests that run at the same time have all their pods at once.
+const maxPods = "200"
+
+// lane tells two runs of this package apart that go on at once, as package e2e's does.
+var lane = os.Getenv("CLUSTERD_E2E_LANE")
+
+func segment() netip.Prefix {
+	n, _ := strconv.Atoi(lane)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 87, byte(n), 0}), 24)
+}
 
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
