@@ -182,11 +182,15 @@ func deploymentLife(k *kit) {
 	sees("it is patched", func(t watch.EventType, d *appsv1.Deployment) bool {
 		return t == watch.Modified && d.Labels["patched"] == "yes"
 	})
-	scale, err := deployments.GetScale(ctx, "watched", metav1.GetOptions{})
-	k.must(err)
-	scale.Spec.Replicas = 2
-	_, err = deployments.UpdateScale(ctx, "watched", scale, metav1.UpdateOptions{})
-	k.must(err)
+	k.eventually("the scale is written", func(ctx context.Context) error { // the controller writes its status meanwhile
+		scale, err := deployments.GetScale(ctx, "watched", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		scale.Spec.Replicas = 2
+		_, err = deployments.UpdateScale(ctx, "watched", scale, metav1.UpdateOptions{})
+		return err
+	})
 	sees("two pods are ready", ready(2))
 	_, err = deployments.Patch(ctx, "watched", types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Tried","status":"True","reason":"Test","message":"by a test"}]}}`), metav1.PatchOptions{}, "status")
 	k.must(err)

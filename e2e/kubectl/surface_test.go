@@ -204,7 +204,7 @@ func TestE2EXSurface(t *testing.T) {
 		for _, name := range []string{"json", "yaml"} {
 			k.is(name, k.field("pod/"+name, "{.spec}"), want)
 		}
-		k.ok("delete", "pod", "--force", "proto", "json", "yaml")
+		k.ok("delete", "pod", "--force", "--ignore-not-found", "proto", "json", "yaml")
 	})
 	k.sub("names", func(k *kit) {
 		features.Shows(k, 76)

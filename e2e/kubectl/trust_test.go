@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -64,7 +65,12 @@ func trustBundles(k *kit) {
 	k.ready("trust")
 	for i, want := range []string{a, b + c + d, c + d, "", "", ""} {
 		path := fmt.Sprintf("/v%d/roots.pem", i)
-		k.is(path, k.exec("trust", "main", "cat", path), want)
+		k.eventually("what is in "+path, func(context.Context) error { // the node learns of the second bundle after the first
+			if got := k.exec("trust", "main", "cat", path); got != want {
+				return fmt.Errorf("it is %q, want %q", got, want)
+			}
+			return nil
+		})
 	}
 	// What changes is followed, and what was waited for comes.
 	k.apply(bundle("roots", "", "own", d) + bundle("late", "", "own", a))
