@@ -465,7 +465,7 @@ func TestE2EXAgentFaults(t *testing.T) {
 		k.apply(pinned(simple("held", "sleep")))
 		k.apply(pinned(simple("host", "sleep", "hostNetwork: true")))
 		k.ready("host")
-		k.has(k.event("held", "NetworkNotReady"), "an interface of type veth has that name")
+		k.event("held", "NetworkNotReady", "an interface of type veth has that name")
 		for _, h := range k.holdings() {
 			if h.Pod == "held" {
 				k.Errorf("without a sandbox there is %+v", h)

@@ -214,7 +214,7 @@ func onePort(k *kit) {
 	k.apply(with("everywhere", "hostIP: 0.0.0.0"))
 	k.ready("everywhere")
 	k.apply(with("here", "hostIP: 127.0.0.1"))
-	k.has(k.event("here", "FailedScheduling"), "didn't have free ports")
+	k.event("here", "FailedScheduling", "didn't have free ports")
 	k.is("its node", k.field("pod/here", "{.spec.nodeName}"), "")
 	k.ok("delete", "pod", "everywhere")
 	k.ready("here") // it had waited for the port alone

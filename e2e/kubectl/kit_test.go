@@ -356,20 +356,20 @@ func (k *kit) events(name string) []corev1.Event {
 	return list.Items
 }
 
-// event waits for an event and returns its message.
-func (k *kit) event(name, reason string) string {
+// event waits for an event whose message has the words. Others of its reason may have
+// come before.
+func (k *kit) event(name, reason string, words ...string) {
 	k.Helper()
-	var message string
-	k.eventually("event "+reason+" about "+name, func(context.Context) error {
-		events := k.events(name)
-		i := slices.IndexFunc(events, func(e corev1.Event) bool { return e.Reason == reason })
-		if i < 0 {
-			return fmt.Errorf("there is none among %d", len(events))
+	k.eventually(fmt.Sprintf("event %s about %s with %q", reason, name, words), func(context.Context) error {
+		var others []string
+		for _, e := range k.events(name) {
+			if e.Reason == reason && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(e.Message, w) }) {
+				return nil
+			}
+			others = append(others, e.Reason+": "+e.Message)
 		}
-		message = events[i].Message
-		return nil
+		return fmt.Errorf("there is none among %q", others)
 	})
-	return message
 }
 
 // exec runs the hello program in a container.

@@ -106,7 +106,7 @@ func podCertificates(k *kit) {
 		k.has(k.failsIn(mounting("bad", fmt.Sprintf("keyType: ED25519, credentialBundlePath: b, maxExpirationSeconds: %d", seconds)), "apply", "-f", "-"), says)
 	}
 	k.apply(mounting("cert-day", "keyType: ECDSAP256, credentialBundlePath: b.pem"))
-	k.has(k.event("cert-day", "FailedMount"), `certificate of signer "`+signer+`" is not issued yet`)
+	k.event("cert-day", "FailedMount", `certificate of signer "`+signer+`" is not issued yet`)
 	if p := k.pod("cert-day"); p.Status.Phase != corev1.PodPending {
 		k.Errorf("without a certificate the pod is %s", p.Status.Phase)
 	}
@@ -151,7 +151,7 @@ func podCertificates(k *kit) {
 		}
 		k.is("user of "+c.pod, pair.Leaf.Subject.CommonName, c.pod)
 	}
-	k.has(k.event("cert-denied", "Denied"), signer, "because")
+	k.event("cert-denied", "Denied", signer, "because")
 	k.mutualTLS(client, signer, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})))
 	k.ok("delete", "pod", "cert-day", "cert-hour", "cert-denied", "--wait=false")
 }

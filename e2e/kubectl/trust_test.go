@@ -57,7 +57,7 @@ func trustBundles(k *kit) {
 		{"no-bundle", "name: late", `"late" not found`},
 	} {
 		k.apply(mounting(waits.pod, waits.source))
-		k.has(k.event(waits.pod, "FailedMount"), waits.says)
+		k.event(waits.pod, "FailedMount", waits.says)
 		if p := k.pod(waits.pod); p.Status.Phase != corev1.PodPending {
 			k.Errorf("%s is %s", waits.pod, p.Status.Phase)
 		}
