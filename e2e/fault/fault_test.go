@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 )
 
 var (
@@ -171,8 +172,16 @@ func (r *run) down(marks []string) {
 	if err := r.c.Down(ctx); err != nil {
 		r.t.Errorf("take the cluster down: %v", err)
 	}
-	if left, err := cluster.Remains(marks...); err != nil || len(left) > 0 {
-		r.t.Errorf("left behind: %q (%v)", left, err)
+	gone, cancel := context.WithTimeout(ctx, 10*time.Second) // what was killed takes a moment
+	defer cancel()
+	if err := clustertest.Poll(gone, func(context.Context) error {
+		left, err := cluster.Remains(marks...)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left behind: %q", left)
+		}
+		return err
+	}); err != nil {
+		r.t.Error(err)
 	}
 }
 
