@@ -177,7 +177,7 @@ func (r *run) podsRun(ctx context.Context) error {
 
 // recoveryTimeout is how long a healed cluster may take until anything holds again,
 // on a busy machine.
-const recoveryTimeout = 2 * time.Minute
+const recoveryTimeout = 3 * time.Minute
 
 // eventually waits until check has nothing to complain of, and ends the test
 // when that takes too long.
