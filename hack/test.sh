@@ -35,13 +35,16 @@ root() {
 vm() { make --no-print-directory test-vm; }
 tools() { make --no-print-directory tools-test; }
 e2e() {
-	local own
+	local own dir
 	export CLUSTERD_E2E=netns logs parts
-	export -f e2e_part gotest events
-	$GO test -vet=off -c -ldflags '-s -w' -o "$logs/e2e.test" ./e2e || return 1
+	export -f e2e_part e2e_tests gotest events
+	# Linked once for all parts; go test would link them for each.
+	for dir in e2e/kubectl e2e; do
+		$GO test -vet=off -c -ldflags '-s -w' -o "$logs/${dir##*/}.test" "./$dir" || return 1
+	done
 	# Four at a time, from one queue, the longest first: their clusters have bridges
 	# of their own, and often wait.
-	{ echo kubectl others && seq "$parts"; } | xargs -n 1 -P 4 bash -c 'e2e_part "$1"' _ || return 1
+	{ echo kubectl1 kubectl2 others && seq "$parts"; } | xargs -n 1 -P 4 bash -c 'e2e_part "$1"' _ || return 1
 	# The machine's own kubectl, mostly of another version, goes on a short tour.
 	if own=$(command -v kubectl); then
 		echo "kubectl of this machine: $own, $("$own" version --client 2>&1 | tr '\n' ' ')"
@@ -49,23 +52,28 @@ e2e() {
 	fi
 }
 
-# e2e_part runs the tests of package kubectl, of the other packages below e2e, or
+# e2e_part runs half of package kubectl's tests, the other packages below e2e, or
 # part N of package e2e's, which are as many as parts says.
 parts=20
 e2e_part() {
-	local tests pkg
 	case $1 in
-	kubectl) gotest -count=1 -timeout 40m ./e2e/kubectl ;;
+	# Most of its tests wait: three go on at once on each of the two clusters.
+	kubectl*) e2e_tests e2e/kubectl "${1#kubectl}" 2 -test.parallel=3 ;;
 	others) gotest -p 1 -count=1 -timeout 40m $($GO list ./e2e/... | grep -v -e '/e2e$' -e '/e2e/kubectl$') ;;
-	*)
-		tests=$(grep -ho '^func Test[A-Za-z0-9]*' e2e/*_test.go | sed 's/^func //' | sort | awk -v part="$1" -v parts="$parts" 'NR % parts == part % parts' | paste -sd '|')
-		pkg=$($GO list ./e2e)
-		# Linked once for all parts; go test would link it for each.
-		CLUSTERD_E2E_LANE=$1 events --raw-command -- env -C e2e "$GO" tool test2json -t -p "$pkg" \
-			"$logs/e2e.test" -test.v=test2json -test.paniconexit0 -test.count=1 -test.timeout=40m -test.run="^($tests)\$" &&
-			echo "ok  	$pkg, part $1 of $parts"
-		;;
+	*) e2e_tests e2e "$1" "$parts" ;;
 	esac
+}
+
+# e2e_tests runs part N of so many of the tests in a directory, by the program that is
+# linked already, with further flags.
+e2e_tests() {
+	local dir=$1 part=$2 of=$3 tests pkg
+	shift 3
+	tests=$(grep -ho '^func Test[A-Za-z0-9]*' "$dir"/*_test.go | sed 's/^func //' | grep -vx TestMain | sort | awk -v part="$part" -v parts="$of" 'NR % parts == part % parts' | paste -sd '|')
+	pkg=$($GO list "./$dir")
+	CLUSTERD_E2E_LANE=$part events --raw-command -- env -C "$dir" "$GO" tool test2json -t -p "$pkg" \
+		"$logs/${dir##*/}.test" -test.v=test2json -test.paniconexit0 -test.count=1 -test.timeout=40m "$@" -test.run="^($tests)\$" &&
+		echo "ok  	$pkg, part $part of $of"
 }
 
 # gotest is go test. go vet is of the lint tier, whole; without tables for debuggers

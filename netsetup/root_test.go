@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 	"github.com/clusterd/clusterd/netsetup/ipam"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/netnstest"
@@ -415,7 +416,7 @@ func (n *node) takeDown(t *testing.T) {
 		}
 	}
 	n.ns.Do(func() error {
-		links, err := netlink.LinkList()
+		links, err := nlretry.List(netlink.LinkList)
 		if err != nil {
 			return err
 		}

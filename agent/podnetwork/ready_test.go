@@ -213,9 +213,10 @@ func TestRootReady(t *testing.T) {
 	if err := n.Live(t.Context(), func() []string { return []string{"uid-a"} }); err != nil {
 		t.Error(err)
 	}
-	if got := n.interfaces(); !got[podnet.HostIf(ips[0].String())] || len(got) != 4 {
-		t.Errorf("interfaces after a sweep: %v, want the pod's and three", got)
-	}
+	n.eventually("the pod's interface and three after a sweep", func() bool {
+		got := n.interfaces()
+		return got[podnet.HostIf(ips[0].String())] && len(got) == 4
+	})
 	stop()
 	if got := n.waiting(); len(got) > 0 {
 		t.Errorf("namespaces stay ready after the end: %v", got)
@@ -275,9 +276,7 @@ func TestRootReadyFewAddresses(t *testing.T) {
 			t.Fatal(uid, err)
 		}
 	}
-	if got := n.waiting(); len(got) > 0 {
-		t.Errorf("networks are kept ready: %v", got)
-	}
+	n.eventually("no network that is kept ready", func() bool { return len(n.waiting()) == 0 })
 	for _, uid := range []string{"a", "b", "c", "d", "e"} {
 		if err := n.Detach(t.Context(), uid); err != nil {
 			t.Error(err)
@@ -334,8 +333,9 @@ func TestRootAddressesExhausted(t *testing.T) {
 		}
 		return len(has) == usable
 	})
-	if got := n.allocated(); len(got) != usable || len(n.waiting()) != 0 {
-		t.Errorf("seed %d: on record %v, without a pod %v", *seed, got, n.waiting())
+	n.eventually("no network without a pod", func() bool { return len(n.waiting()) == 0 })
+	if got := n.allocated(); len(got) != usable {
+		t.Errorf("seed %d: on record %v", *seed, got)
 	}
 	for uid := range has {
 		if err := n.Detach(t.Context(), uid); err != nil {

@@ -143,7 +143,7 @@ func TestRootHooksFail(t *testing.T) {
 		"createContainer": {n.hook(api.HookCreateContainer, "cat", "/none"), []string{"createContainer hook", "/none: no such file or directory"}},
 		"poststart":       {n.hook(api.HookPoststart, "cat", "/none"), []string{"poststart hook", "/none: no such file or directory"}},
 		"absent":          {api.Hook{When: api.HookPoststart, Path: "/none/hook"}, []string{"poststart hook /none/hook", "no such file or directory"}},
-		"hangs":           {api.Hook{When: api.HookPoststart, Path: filepath.Join(n.box, "bin/box"), Args: []string{"box", "sleep"}, TimeoutSeconds: 1}, []string{"poststart hook", "more than 1s", "ready"}},
+		"hangs":           {api.Hook{When: api.HookPoststart, Path: filepath.Join(n.box, "bin/box"), Args: []string{"box", "sleep"}, TimeoutSeconds: 5}, []string{"poststart hook", "more than 5s", "ready"}}, // time to say "ready"
 		"hangs-early":     {api.Hook{When: api.HookCreateRuntime, Path: filepath.Join(n.box, "bin/box"), Args: []string{"box", "sleep"}, TimeoutSeconds: 1}, []string{"createRuntime hook", "ran past specified timeout of 1.0s"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,7 @@ type node struct {
 func newNode(t testing.TB, change ...func(*node)) *node {
 	t.Helper()
 	needRoot(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // all of a test, on a busy machine
 	t.Cleanup(cancel)
 	n := &node{
 		t: t, dir: t.TempDir(), podmon: podmonPath, ctx: ctx,
@@ -235,9 +235,9 @@ func exists(path string) bool {
 // eventually waits for a condition to hold.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); {
+	for deadline := time.Now().Add(2 * time.Minute); !holds(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come in 30 s", what)
+			t.Fatalf("%s did not come in two minutes", what)
 		}
 		<-time.After(5 * time.Millisecond)
 	}

@@ -47,7 +47,7 @@ func deadMount(t *testing.T, dir string) (answer func()) {
 // TestRootStuckStart: a start that hangs on a mount is given up, its reason
 // names the mount, and others start meanwhile.
 func TestRootStuckStart(t *testing.T) {
-	n := newNode(t, func(n *node) { n.startLimit = 3 * time.Second })
+	n := newNode(t, func(n *node) { n.startLimit = 12 * time.Second }) // the others, too, have to start within it
 	dead := filepath.Join(n.dir, "dead")
 	deadMount(t, dead)
 	n.sandbox("stuck")

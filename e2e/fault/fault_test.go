@@ -17,11 +17,13 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/e2e/cluster/clustertest"
 )
 
 var (
@@ -170,8 +172,16 @@ func (r *run) down(marks []string) {
 	if err := r.c.Down(ctx); err != nil {
 		r.t.Errorf("take the cluster down: %v", err)
 	}
-	if left, err := cluster.Remains(marks...); err != nil || len(left) > 0 {
-		r.t.Errorf("left behind: %q (%v)", left, err)
+	gone, cancel := context.WithTimeout(ctx, 10*time.Second) // what was killed takes a moment
+	defer cancel()
+	if err := clustertest.Poll(gone, func(context.Context) error {
+		left, err := cluster.Remains(marks...)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left behind: %q", left)
+		}
+		return err
+	}); err != nil {
+		r.t.Error(err)
 	}
 }
 
@@ -233,31 +243,40 @@ func (r *run) ctl(args ...string) (string, error) {
 // prepare makes what the load works on.
 func (r *run) prepare(ctx context.Context) {
 	r.eventually(ctx, "every node is Ready", r.nodesReady)
-	if out, err := r.ctl("image", "load", filepath.Join(filepath.Dir(r.c.Bin("clusterctl")), "hello.tar")); err != nil {
-		r.t.Fatalf("load the image: %v: %s", err, out)
-	}
+	r.eventually(ctx, "the image is loaded", func(context.Context) error { // a new cluster may elect another leader on a busy machine
+		out, err := r.ctl("image", "load", filepath.Join(filepath.Dir(r.c.Bin("clusterctl")), "hello.tar"))
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 	api := r.api(0)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-	if _, err := api.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
-		r.t.Fatal(err)
-	}
+	r.made(ctx, "the namespace", func(ctx context.Context) error {
+		_, err := api.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+		return err
+	})
 	var at int64
 	for i := range writers {
-		cm, err := api.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: key(i)}, Data: map[string]string{"n": "0"},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		if _, at, err = counted(cm); err != nil {
-			r.t.Fatal(err)
-		}
+		r.made(ctx, key(i), func(ctx context.Context) error {
+			_, err := api.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Name: key(i)}, Data: map[string]string{"n": "0"},
+			}, metav1.CreateOptions{})
+			return err
+		})
+		r.eventually(ctx, key(i)+" is read", func(ctx context.Context) error {
+			cm, err := api.CoreV1().ConfigMaps(namespace).Get(ctx, key(i), metav1.GetOptions{})
+			if err == nil {
+				_, at, err = counted(cm)
+			}
+			return err
+		})
 	}
 	for i := range r.apis {
 		r.watchers = append(r.watchers, &watcher{r: r, node: i, from: at})
 	}
 	labels := map[string]string{"app": "web"}
-	if _, err := api.AppsV1().Deployments(namespace).Create(ctx, &appsv1.Deployment{
+	web := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: ptr.To[int32](replicas),
@@ -270,10 +289,23 @@ func (r *run) prepare(ctx context.Context) {
 				},
 			},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		r.t.Fatal(err)
 	}
+	r.made(ctx, "the Deployment", func(ctx context.Context) error {
+		_, err := api.AppsV1().Deployments(namespace).Create(ctx, web, metav1.CreateOptions{})
+		return err
+	})
 	r.eventually(ctx, "the Deployment's pods run", r.podsRun)
+}
+
+// made calls create until the object is there: the answer of one may be lost.
+func (r *run) made(ctx context.Context, what string, create func(context.Context) error) {
+	r.t.Helper()
+	r.eventually(ctx, what+" is made", func(ctx context.Context) error {
+		if err := create(ctx); !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		return nil
+	})
 }
 
 // befall lets one fault befall one node and waits until the node is back, so

@@ -137,9 +137,11 @@ func TestFaultAddressChanged(t *testing.T) {
 				Containers: []corev1.Container{{Name: "main", Image: "clusterd.local/hello:1"}},
 			},
 		}
-		if _, err := r.api((i+1)%len(r.apis)).CoreV1().Pods(namespace).Create(t.Context(), probe, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		pods := r.api((i + 1) % len(r.apis)).CoreV1().Pods(namespace)
+		r.made(t.Context(), "a pod there", func(ctx context.Context) error {
+			_, err := pods.Create(ctx, probe, metav1.CreateOptions{})
+			return err
+		})
 		r.eventually(t.Context(), "a new container's log can be read", func(context.Context) error {
 			out, err := r.ctl("-n", namespace, "logs", probe.Name)
 			if err != nil {
@@ -148,9 +150,12 @@ func TestFaultAddressChanged(t *testing.T) {
 			return nil
 		})
 		// The checks at the end count the Deployment's containers only.
-		if err := r.api((i+1)%len(r.apis)).CoreV1().Pods(namespace).Delete(t.Context(), probe.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
-			t.Fatal(err)
-		}
+		r.eventually(t.Context(), "that pod is deleted", func(ctx context.Context) error {
+			if err := pods.Delete(ctx, probe.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); !apierrors.IsNotFound(err) {
+				return err
+			}
+			return nil
+		})
 	}
 	finish()
 }
@@ -379,12 +384,15 @@ func TestFaultFullDisk(t *testing.T) {
 	if err := os.Remove(fill); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.c.Pid("n3"); err != nil {
-		t.Logf("clusterd ended on n3: starting it, as systemd would")
-		if err := r.c.Start(t.Context(), "n3"); err != nil {
-			t.Fatal(err)
+	r.eventually(t.Context(), "n3 answers", func(ctx context.Context) error { // it may be about to end
+		if _, err := r.c.Pid("n3"); err != nil {
+			t.Logf("clusterd ended on n3: starting it, as systemd would")
+			if err := r.c.Start(t.Context(), "n3"); err != nil {
+				return err
+			}
 		}
-	}
+		return r.api(r.index("n3")).Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
 	finish()
 }
 

@@ -2,6 +2,7 @@ package fault
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -147,6 +148,20 @@ func (w *watcher) missed(all map[string][]ack) []ack {
 	return missed
 }
 
+// all is what the watcher has received so far.
+func (w *watcher) all() []seen {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.heard)
+}
+
+func (w *watcher) skipped(revision int64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inGap(revision)
+}
+
+// inGap is called with mu held.
 func (w *watcher) inGap(revision int64) bool {
 	for _, g := range w.gaps {
 		if g[0] < revision && revision <= g[1] {

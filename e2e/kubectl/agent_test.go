@@ -465,7 +465,7 @@ func TestE2EXAgentFaults(t *testing.T) {
 		k.apply(pinned(simple("held", "sleep")))
 		k.apply(pinned(simple("host", "sleep", "hostNetwork: true")))
 		k.ready("host")
-		k.has(k.event("held", "NetworkNotReady"), "an interface of type veth has that name")
+		k.event("held", "NetworkNotReady", "an interface of type veth has that name")
 		for _, h := range k.holdings() {
 			if h.Pod == "held" {
 				k.Errorf("without a sandbox there is %+v", h)
@@ -526,19 +526,22 @@ func (k *kit) encoding(resource string) string {
 // podmon is the process that holds the node's containers.
 func (k *kit) podmon() int {
 	k.Helper()
-	pids, err := k.c.Processes(node)
-	if err != nil {
-		k.Fatal(err)
-	}
-	data := k.c.Nodes()[0].Data
-	pids = slices.DeleteFunc(pids, func(pid int) bool {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		words := strings.Split(string(line), "\x00")
-		return words[0] != "podmon" || slices.Contains(words, "--keep") || !slices.Contains(words, filepath.Join(data, "podmon"))
+	var pids []int
+	k.eventually("podmon is one process", func(context.Context) (err error) { // a child of its own looks like it until it executes
+		if pids, err = k.c.Processes(node); err != nil {
+			return err
+		}
+		data := k.c.Nodes()[0].Data
+		pids = slices.DeleteFunc(pids, func(pid int) bool {
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			words := strings.Split(string(line), "\x00")
+			return words[0] != "podmon" || slices.Contains(words, "--keep") || !slices.Contains(words, filepath.Join(data, "podmon"))
+		})
+		if len(pids) != 1 {
+			return fmt.Errorf("processes %v", pids)
+		}
+		return nil
 	})
-	if len(pids) != 1 {
-		k.Fatalf("podmon: processes %v", pids)
-	}
 	return pids[0]
 }
 

@@ -253,20 +253,24 @@ func TestE2EXRun(t *testing.T) {
 		}
 		// A kind is asked for in the version that its group prefers.
 		k.apply(dish("negotiation.example.com", "gauges", anything, "v1beta1", "v1"))
-		k.ok("wait", "crd/gauges.negotiation.example.com", "--for=condition=Established", "--timeout=60s")
+		k.established("gauges.negotiation.example.com")
+		for _, version := range []string{"v1", "v1beta1"} {
+			k.discovered("negotiation.example.com", version, "gauges")
+		}
 		for group, resource := range map[string]string{"autoscaling": "horizontalpodautoscalers", "negotiation.example.com": "gauges"} {
 			var list metav1.APIGroup
-			k.eventually(group+" is served", func(context.Context) error {
+			k.eventually(group+" is served in both versions", func(context.Context) error { // which may come one by one
 				code, body := k.ask("GET", "/apis/"+group, "")
 				if code != 200 {
 					return fmt.Errorf("%d %s", code, body)
 				}
+				list = metav1.APIGroup{}
 				k.decode(body, &list)
+				if len(list.Versions) != 2 || list.PreferredVersion != list.Versions[0] {
+					return fmt.Errorf("it has the versions %+v and prefers %+v", list.Versions, list.PreferredVersion)
+				}
 				return nil
 			})
-			if len(list.Versions) != 2 || list.PreferredVersion != list.Versions[0] {
-				k.Fatalf("%s has the versions %+v and prefers %+v", group, list.Versions, list.PreferredVersion)
-			}
 			_, log, code := k.in("", "get", resource+"."+group, "-v=6", "--cache-dir="+cache+"-"+group)
 			if want := "GET /apis/" + list.PreferredVersion.GroupVersion + "/namespaces/" + k.ns + "/" + resource + " 200"; code != 0 || !slices.Contains(requests(log), want) {
 				k.Errorf("exit %d, no %s among %q", code, want, requests(log))

@@ -183,7 +183,7 @@ func TestE2EXCommands(t *testing.T) {
 	})
 	k.sub("wait", func(k *kit) {
 		k.has(k.ok("wait", "pod/one", "--for=condition=Ready", timeoutFlag), "condition met")
-		k.has(k.fails("wait", "pod/one", "--for=condition=Nonsense", "--timeout=1s"), "timed out waiting")
+		k.has(k.fails("wait", "pod/one", "--for=condition=Nonsense", "--timeout=5s"), "timed out waiting") // longer than its first look takes
 	})
 	k.sub("manifests with mistakes", func(k *kit) {
 		for _, tt := range []struct{ from, to, words string }{

@@ -390,7 +390,7 @@ func TestE2EXProbes(t *testing.T) {
 		for _, name := range []string{"byexec", "byhttp", "bysleep", "bysignal"} {
 			k.gone(name)
 		}
-		k.has(k.ok("logs", "tester"), "GET /by-exec", "GET /by-http")
+		k.eventuallyHas([]string{"logs", "tester"}, "GET /by-exec", "GET /by-http")
 	})
 	k.sub("restarts are counted", func(k *kit) { k.growing(counted, 5) })
 	k.ok("delete", "pod", "--all", "--wait=false")

@@ -116,7 +116,7 @@ func TestE2EXControllers(t *testing.T) {
 			}
 			return nil
 		})
-		k.has(k.fails("rollout", "status", "deploy/stuck", "--timeout=10s"), `deployment "stuck" exceeded its progress deadline`)
+		k.has(k.fails("rollout", "status", "deploy/stuck", timeoutFlag), `deployment "stuck" exceeded its progress deadline`)
 		k.ok("delete", "deploy", "stuck", "--wait=false")
 	})
 	k.sub("deletion in cascades", func(k *kit) {

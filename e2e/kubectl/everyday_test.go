@@ -182,11 +182,15 @@ func deploymentLife(k *kit) {
 	sees("it is patched", func(t watch.EventType, d *appsv1.Deployment) bool {
 		return t == watch.Modified && d.Labels["patched"] == "yes"
 	})
-	scale, err := deployments.GetScale(ctx, "watched", metav1.GetOptions{})
-	k.must(err)
-	scale.Spec.Replicas = 2
-	_, err = deployments.UpdateScale(ctx, "watched", scale, metav1.UpdateOptions{})
-	k.must(err)
+	k.eventually("the scale is written", func(ctx context.Context) error { // the controller writes its status meanwhile
+		scale, err := deployments.GetScale(ctx, "watched", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		scale.Spec.Replicas = 2
+		_, err = deployments.UpdateScale(ctx, "watched", scale, metav1.UpdateOptions{})
+		return err
+	})
 	sees("two pods are ready", ready(2))
 	_, err = deployments.Patch(ctx, "watched", types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Tried","status":"True","reason":"Test","message":"by a test"}]}}`), metav1.PatchOptions{}, "status")
 	k.must(err)
@@ -210,7 +214,7 @@ func onePort(k *kit) {
 	k.apply(with("everywhere", "hostIP: 0.0.0.0"))
 	k.ready("everywhere")
 	k.apply(with("here", "hostIP: 127.0.0.1"))
-	k.has(k.event("here", "FailedScheduling"), "didn't have free ports")
+	k.event("here", "FailedScheduling", "didn't have free ports")
 	k.is("its node", k.field("pod/here", "{.spec.nodeName}"), "")
 	k.ok("delete", "pod", "everywhere")
 	k.ready("here") // it had waited for the port alone

@@ -91,7 +91,7 @@ spec:
 	k.sub("a Secret that comes late", func(k *kit) {
 		features.Shows(k, 247, 251)
 		k.apply(strings.Replace(simple("waits", "sleep", "volumes:", "- {name: s, secret: {secretName: late}}"), "args:", "volumeMounts: [{name: s, mountPath: /s}], args:", 1))
-		k.has(k.event("waits", "FailedMount"), `MountVolume.SetUp failed for volume "s"`, `"late" not found`)
+		k.event("waits", "FailedMount", `MountVolume.SetUp failed for volume "s"`, `"late" not found`)
 		p := k.pod("waits")
 		k.is("phase", string(p.Status.Phase), "Pending")
 		for _, line := range k.processes(string(p.UID)) {
@@ -137,7 +137,7 @@ spec:
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root/e/big", main), make([]byte, 2<<20), 0o644); err != nil {
 			k.Fatal(err)
 		}
-		k.has(k.event("over", "Evicted"), `Usage of EmptyDir volume "e" exceeds the limit "1Mi". `)
+		k.event("over", "Evicted", `Usage of EmptyDir volume "e" exceeds the limit "1Mi". `)
 		k.podIs("over", "has failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
 		k.ok("delete", "pod", "over", "--wait=false")
 	})
@@ -444,7 +444,7 @@ func TestE2EXNetwork(t *testing.T) {
 	})
 	k.sub("outside hosts see the node", func(k *kit) {
 		features.Shows(k, 280)
-		l, err := net.Listen("tcp", "10.87.0.1:0")
+		l, err := net.Listen("tcp", net.JoinHostPort(shared.Subnet.Masked().Addr().Next().String(), "0")) // the host's address
 		if err != nil {
 			k.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ const (
 	image = "clusterd.local/hello:1"
 	node  = clustertest.Node
 	// testTimeout is how long anything may take on a busy machine.
-	testTimeout = 2 * time.Minute
+	testTimeout = 3 * time.Minute
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
@@ -43,7 +44,18 @@ const (
 // timeoutFlag makes kubectl wait as long as tests do.
 var timeoutFlag = "--timeout=" + testTimeout.String()
 
-var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl", Subnet: netip.MustParsePrefix("10.87.0.0/24")}
+var shared = clustertest.Shared{Name: "clusterd-kubectl", Bridge: "cdkubectl" + lane, Subnet: segment(), Args: []string{"--max-pods", maxPods}}
+
+// maxPods lets the tests that run at the same time have all their pods at once.
+const maxPods = "200"
+
+// lane tells two runs of this package apart that go on at once, as package e2e's does.
+var lane = os.Getenv("CLUSTERD_E2E_LANE")
+
+func segment() netip.Prefix {
+	n, _ := strconv.Atoi(lane)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 87, byte(n), 0}), 24)
+}
 
 func TestMain(m *testing.M) { os.Exit(shared.Main(m)) }
 
@@ -344,20 +356,20 @@ func (k *kit) events(name string) []corev1.Event {
 	return list.Items
 }
 
-// event waits for an event and returns its message.
-func (k *kit) event(name, reason string) string {
+// event waits for an event whose message has the words. Others of its reason may have
+// come before.
+func (k *kit) event(name, reason string, words ...string) {
 	k.Helper()
-	var message string
-	k.eventually("event "+reason+" about "+name, func(context.Context) error {
-		events := k.events(name)
-		i := slices.IndexFunc(events, func(e corev1.Event) bool { return e.Reason == reason })
-		if i < 0 {
-			return fmt.Errorf("there is none among %d", len(events))
+	k.eventually(fmt.Sprintf("event %s about %s with %q", reason, name, words), func(context.Context) error {
+		var others []string
+		for _, e := range k.events(name) {
+			if e.Reason == reason && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(e.Message, w) }) {
+				return nil
+			}
+			others = append(others, e.Reason+": "+e.Message)
 		}
-		message = events[i].Message
-		return nil
+		return fmt.Errorf("there is none among %q", others)
 	})
-	return message
 }
 
 // exec runs the hello program in a container.

@@ -474,7 +474,12 @@ func owners(k *kit) {
 				k.gone(name)
 				continue
 			}
-			k.is("the owners of "+name, k.field("pod/"+name, "{.metadata.ownerReferences[*].name} {.metadata.deletionTimestamp}"), "stays ")
+			k.eventually("the owners of "+name, func(context.Context) error {
+				if got := k.field("pod/"+name, "{.metadata.ownerReferences[*].name} {.metadata.deletionTimestamp}"); got != "stays " {
+					return errors.New(got)
+				}
+				return nil
+			})
 		}
 		k.ok("delete", "configmap", "stays")
 		k.gone("two-1")

@@ -136,7 +136,12 @@ func TestE2EXPreemption(t *testing.T) {
 		k.is("the one that would have fitted", k.pod("right-0").Spec.NodeName, "")
 		k.okIn(pod("single", "preempt-low", 1), "create", "-f", "-")
 		k.ready("single")
-		k.is("right, in the table", strings.Join(strings.Fields(k.ok("get", "podgroup", "right", "--no-headers"))[:3], " "), "right Gang(2) False")
+		k.eventually("right, in the table", func(context.Context) error { // its condition is written after its pods'
+			if got := strings.Join(strings.Fields(k.ok("get", "podgroup", "right", "--no-headers")), " "); !strings.HasPrefix(got, "right Gang(2) False") {
+				return errors.New(got)
+			}
+			return nil
+		})
 		k.ok("delete", "pod", "left-0", "left-1")
 		k.ready("right-0")
 		k.ready("right-1")

@@ -118,10 +118,10 @@ func TestE2EXEndings(t *testing.T) {
 	k.sub("each end is an event", func(k *kit) {
 		features.Shows(k, 220)
 		k.apply(with("oom", `alloc, "96"`, "resources: {limits: {memory: 32Mi}}", "restartPolicy: Never"))
-		k.has(k.event("row-226", "Exited"), "Container c0 exited with code 1")
-		k.has(k.event("row-223", "Exited"), "Container c0 exited with code 0")
-		k.has(k.event("row-224", "BackOff"), "Back-off restarting failed container c0")
-		k.has(k.event("oom", "OOMKilling"), "Container main was killed")
+		k.event("row-226", "Exited", "Container c0 exited with code 1")
+		k.event("row-223", "Exited", "Container c0 exited with code 0")
+		k.event("row-224", "BackOff", "Back-off restarting failed container c0")
+		k.event("oom", "OOMKilling", "Container main was killed")
 	})
 	k.sub("the acts in their order, and no runtime's socket", func(k *kit) {
 		features.Shows(k, 255)

@@ -65,7 +65,7 @@ spec: {selector: {in: web}, ports: [{port: 80, targetPort: 8080}]}
 		k.Fatal(err)
 	}
 	members(two)
-	k.has(k.event("one", "Unhealthy"), "Readiness probe failed")
+	k.event("one", "Unhealthy", "Readiness probe failed")
 	k.is("restarts", fmt.Sprint(k.pod("one").Status.ContainerStatuses[0].RestartCount), "0")
 	k.ok("delete", "pod", "two")
 	members()
@@ -74,7 +74,7 @@ spec: {selector: {in: web}, ports: [{port: 80, targetPort: 8080}]}
 	k.podIs("unwell", "was started again", func(p *corev1.Pod) bool {
 		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
 	})
-	k.has(k.event("unwell", "Unhealthy"), "Liveness probe failed")
+	k.event("unwell", "Unhealthy", "Liveness probe failed")
 	k.ok("delete", "pod", "one", "unwell", "--wait=false")
 }
 

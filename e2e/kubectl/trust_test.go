@@ -1,6 +1,7 @@
 package kubectl
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -56,7 +57,7 @@ func trustBundles(k *kit) {
 		{"no-bundle", "name: late", `"late" not found`},
 	} {
 		k.apply(mounting(waits.pod, waits.source))
-		k.has(k.event(waits.pod, "FailedMount"), waits.says)
+		k.event(waits.pod, "FailedMount", waits.says)
 		if p := k.pod(waits.pod); p.Status.Phase != corev1.PodPending {
 			k.Errorf("%s is %s", waits.pod, p.Status.Phase)
 		}
@@ -64,7 +65,12 @@ func trustBundles(k *kit) {
 	k.ready("trust")
 	for i, want := range []string{a, b + c + d, c + d, "", "", ""} {
 		path := fmt.Sprintf("/v%d/roots.pem", i)
-		k.is(path, k.exec("trust", "main", "cat", path), want)
+		k.eventually("what is in "+path, func(context.Context) error { // the node learns of the second bundle after the first
+			if got := k.exec("trust", "main", "cat", path); got != want {
+				return fmt.Errorf("it is %q, want %q", got, want)
+			}
+			return nil
+		})
 	}
 	// What changes is followed, and what was waited for comes.
 	k.apply(bundle("roots", "", "own", d) + bundle("late", "", "own", a))

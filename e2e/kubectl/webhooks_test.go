@@ -330,7 +330,7 @@ func TestE2EXWebhooks(t *testing.T) {
 			seconds int32
 			policy  registrationv1.FailurePolicyType
 			ok      bool
-		}{{"short-fail", 1, registrationv1.Fail, false}, {"short-ignore", 1, registrationv1.Ignore, true}, {"long", 10, registrationv1.Fail, true}} {
+		}{{"short-fail", 1, registrationv1.Fail, false}, {"short-ignore", 1, registrationv1.Ignore, true}, {"long", 30, registrationv1.Fail, true}} {
 			c := k.validates(h.validating(k, "hooks-"+s.name, "/slow", "create configmaps", func(w *registrationv1.ValidatingWebhook) {
 				w.TimeoutSeconds, w.FailurePolicy = ptr.To(s.seconds), ptr.To(s.policy)
 				w.ObjectSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"slow": s.name}}

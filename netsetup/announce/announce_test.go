@@ -241,8 +241,13 @@ func TestRootEndsAndYields(t *testing.T) {
 	if err := b.Set([]netip.Addr{addrs[1], addrs[3]}, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Renew(); err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(time.Minute); ; { // a busy machine may hear an answer too late
+		if err := a.Renew(); err != nil {
+			t.Fatal(err)
+		}
+		if len(left(a)) == 2 || time.Now().After(end) {
+			break
+		}
 	}
 	if got := left(a); len(got) != 2 || got[addrs[0]] == 0 || got[addrs[2]] == 0 {
 		t.Errorf("left are %v, want %s and %s", got, addrs[0], addrs[2])
@@ -312,7 +317,15 @@ func TestRootStays(t *testing.T) {
 			if err := b.Set(addrs, false); err != nil {
 				return err
 			}
-			return a.Renew()
+			for end := time.Now().Add(time.Minute); ; { // a busy machine may hear an answer too late
+				if err := a.Renew(); err != nil {
+					return err
+				}
+				_, has, err := a.find()
+				if err != nil || has[addrs[0]] == absent && has[addrs[1]] == absent || time.Now().After(end) {
+					return err
+				}
+			}
 		}, absent},
 	} {
 		if err := step.do(); err != nil {
@@ -447,13 +460,23 @@ func TestRootAnswered(t *testing.T) {
 	ask := func(want ...netip.Addr) {
 		t.Helper()
 		all := append([]netip.Addr{node}, vips...)
-		got, err := a.Answered(all, 500*time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, addr := range all {
-			if got[addr] != slices.Contains(want, addr) {
-				t.Errorf("%s is answered for: %t", addr, got[addr])
+		for end := time.Now().Add(time.Minute); ; { // a busy machine may hear an answer too late
+			got, err := a.Answered(all, 500*time.Millisecond)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, addr := range all {
+				if got[addr] && !slices.Contains(want, addr) {
+					t.Errorf("%s is answered for", addr)
+				}
+			}
+			missing := slices.DeleteFunc(slices.Clone(want), func(addr netip.Addr) bool { return got[addr] })
+			if len(missing) == 0 {
+				return
+			}
+			if time.Now().After(end) {
+				t.Errorf("nobody answers for %v", missing)
+				return
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/clusterd/clusterd/netsetup/internal/nlretry"
 	"github.com/clusterd/clusterd/netsetup/netns"
 	"github.com/clusterd/clusterd/netsetup/netnstest"
 )
@@ -230,7 +231,7 @@ func TestRootBridgeChanges(t *testing.T) {
 // veths lists the names of the node's veth interfaces.
 func (n node) veths(t *testing.T) map[string]bool {
 	t.Helper()
-	links, err := n.net.h.LinkList()
+	links, err := nlretry.List(n.net.h.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

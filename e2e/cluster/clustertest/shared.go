@@ -127,12 +127,19 @@ func (s *Shared) down() error {
 	if err := s.Cluster.Down(ctx); err != nil {
 		return fmt.Errorf("take the cluster down: %w", err)
 	}
-	left, err := cluster.Remains(marks...)
-	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("left behind: %q", left)
-	}
-	return err
+	gone, cancel := context.WithTimeout(context.Background(), goneTimeout)
+	defer cancel()
+	return Poll(gone, func(context.Context) error {
+		left, err := cluster.Remains(marks...)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left behind: %q", left)
+		}
+		return err
+	})
 }
+
+// goneTimeout is how long what was killed may take to be gone on a busy machine.
+const goneTimeout = 10 * time.Second
 
 // LastLog is the end of the node's log.
 func (s *Shared) LastLog(lines int) string {
