@@ -88,7 +88,11 @@ func TestE2ERestart(t *testing.T) {
 	}
 	var lines []string
 	e.eventually("the log goes on", func(context.Context) error {
-		lines = strings.Split(strings.TrimSpace(e.ctl("-n", ns, "logs", "count")), "\n")
+		out, errs, code := e.run("clusterctl", "", "-n", ns, "logs", "count") // the node has just started
+		if code != 0 {
+			return errors.New(errs)
+		}
+		lines = strings.Split(strings.TrimSpace(out), "\n")
 		if len(lines) < 200 {
 			return fmt.Errorf("%d lines", len(lines))
 		}
