@@ -34,7 +34,7 @@ const (
 	image = "clusterd.local/hello:1"
 	// testTimeout is how long anything may take on a busy machine. Tests wait for
 	// a condition and so rarely this long.
-	testTimeout = 2 * time.Minute
+	testTimeout = 3 * time.Minute
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
