@@ -53,7 +53,7 @@ type Shared struct {
 const Node = "n1"
 
 // startTimeout is how long a Shared may take to come and to go on a busy machine.
-const startTimeout = 3 * time.Minute
+const startTimeout = 6 * time.Minute
 
 // Start makes the cluster of the programs in bin once, waits for its nodes and loads
 // the image hello.tar of that directory. Each call returns the same error.
