@@ -47,7 +47,11 @@ func callAs(e *env, key, to string, who *transport.Caller, method, path string) 
 func callIs(e *env, key, to string, who *transport.Caller, method, path string, want int, words string) {
 	e.t.Helper()
 	e.eventually(fmt.Sprintf("%s by %+v to %s is %d", path, who, to, want), func(context.Context) error {
-		if code, body := callAs(e, key, to, who, method, path); code != want || !strings.Contains(body, words) {
+		code, body := callAs(e, key, to, who, method, path)
+		if code == http.StatusOK && want != code {
+			e.t.Fatalf("%s by %+v to %s: %s", path, who, to, body)
+		}
+		if code != want || !strings.Contains(body, words) {
 			return fmt.Errorf("%d %s", code, body)
 		}
 		return nil
@@ -80,8 +84,12 @@ func stolenServerKey(t *testing.T, e *env, ns string) {
 			if path == "/clusterd/v1/store" {
 				req = e.api.CoreV1().RESTClient().Get()
 			}
-			if err := req.AbsPath("/api/v1/nodes/n2/proxy" + path).Do(ctx).Error(); !apierrors.IsForbidden(err) {
-				return fmt.Errorf("the answer: %v", err)
+			err := req.AbsPath("/api/v1/nodes/n2/proxy" + path).Do(ctx).Error()
+			if err == nil {
+				t.Fatalf("%s is answered through a node", path)
+			}
+			if !apierrors.IsForbidden(err) {
+				return fmt.Errorf("the answer: %w", err)
 			}
 			return nil
 		})

@@ -187,7 +187,11 @@ func (e *env) showNodeLogs(n cluster.Node) {
 		{"the right to read logs is none to read pods", "reader", "/pods", 403},
 	} {
 		e.eventually(q.what, func(context.Context) error { // the certificate may be about to change, the answer to be looked up
-			if code, err := ask(q.user, q.path); err != nil || code != q.want {
+			code, err := ask(q.user, q.path)
+			if code == http.StatusOK && code != q.want {
+				e.t.Fatalf("%s: %s has %s", q.what, q.user, q.path)
+			}
+			if err != nil || code != q.want {
 				return fmt.Errorf("%d, %v", code, err)
 			}
 			return nil

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -171,27 +170,21 @@ func TestE2ESchedule(t *testing.T) {
 			}
 			return on
 		}
-		// The scheduler may know last that a node has no taint any more: one try shows it.
-		for _, profile := range []struct {
-			name, scheduler string
-			nodes           int
-		}{{"apart", "", 3}, {"together", "packing", 1}} {
-			const tries = 3
-			for try := 1; ; try++ {
-				name := fmt.Sprintf("%s-%d", profile.name, try)
-				on := nodes(name, profile.scheduler)
-				if len(on) == profile.nodes {
-					break
-				}
-				if try == tries {
-					t.Errorf("%s: the scheduler %q uses %v", name, profile.scheduler, on)
-					break
-				}
-				t.Logf("%s: the scheduler %q uses %v", name, profile.scheduler, on)
-				e.ctl("-n", ns, "delete", "deployment", name, "--cascade=foreground", "--timeout=110s")
-			}
+		// That a node has no taint any more the scheduler may know after it sees a pod.
+		for _, n := range e.Nodes() {
+			e.create(ns, on(n.Name, pod("free-"+n.Name, "sleep")))
 		}
-		e.ctl("-n", ns, "delete", "deployment", "--all")
+		for _, n := range e.Nodes() {
+			e.podReady(ns, "free-"+n.Name)
+			e.ctl("-n", ns, "delete", "pod", "free-"+n.Name)
+		}
+		if on := nodes("apart", ""); len(on) != 3 {
+			t.Errorf("the default profile uses %v", on)
+		}
+		if on := nodes("together", "packing"); len(on) != 1 {
+			t.Errorf("the profile that packs uses %v", on)
+		}
+		e.ctl("-n", ns, "delete", "deployment", "apart", "together")
 	})
 	t.Run("another scheduler", func(t *testing.T) {
 		features.Shows(t, 125, 126, 128)
