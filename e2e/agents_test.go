@@ -142,22 +142,25 @@ func TestE2EAgents(t *testing.T) {
 	t.Run("what lies on an agent's disk", func(t *testing.T) {
 		features.Shows(t, 134)
 		data := e.data("a1")
-		var names []string
-		entries, err := os.ReadDir(filepath.Join(data, "pki"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, entry := range entries {
-			names = append(names, entry.Name())
-		}
-		if want := []string{"ca-client.crt", "ca-front.crt", "ca-node.crt", "ca-secrets.crt", "ca.crt", "node.crt", "node.key", "trust"}; !slices.Equal(names, want) {
-			t.Errorf("pki holds %v, want %v", names, want)
-		}
-		for _, name := range []string{"store", "admin.kubeconfig", "peers.json"} {
-			if _, err := os.Stat(filepath.Join(data, name)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("an agent has %s (%v)", name, err)
+		e.eventually("it holds an agent's files alone", func(context.Context) error { // a file may be about to be replaced
+			var names []string
+			entries, err := os.ReadDir(filepath.Join(data, "pki"))
+			if err != nil {
+				return err
 			}
-		}
+			for _, entry := range entries {
+				names = append(names, entry.Name())
+			}
+			if want := []string{"ca-client.crt", "ca-front.crt", "ca-node.crt", "ca-secrets.crt", "ca.crt", "node.crt", "node.key", "trust"}; !slices.Equal(names, want) {
+				return fmt.Errorf("pki holds %v, want %v", names, want)
+			}
+			for _, name := range []string{"store", "admin.kubeconfig", "peers.json"} {
+				if _, err := os.Stat(filepath.Join(data, name)); !errors.Is(err, os.ErrNotExist) {
+					return fmt.Errorf("an agent has %s (%v)", name, err)
+				}
+			}
+			return nil
+		})
 		pid, err := e.Pid("a1")
 		if err != nil {
 			t.Fatal(err)
