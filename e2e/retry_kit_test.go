@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -97,4 +98,19 @@ func (e *env) cordoned(ns, node string) {
 		}
 		return nil
 	})
+}
+
+func TestNotNow(t *testing.T) {
+	for said, want := range map[string]bool{
+		"Error from server (ServiceUnavailable): the cluster has no leader at the moment, nothing was changed: raftstore: no leader": true,
+		"The connection to the server 10.90.0.2:6443 was refused - did you specify the right host or port?":                          true,
+		"Error from server (ServiceUnavailable): the server is starting: it does not know all kinds yet":                             true,
+		`Error from server (NotFound): namespaces "nowhere" not found`:                                                               false,
+		`Error from server (AlreadyExists): configmaps "c" already exists`:                                                           false,
+		"removing n4 would stop the cluster: n3 does not answer":                                                                     false,
+	} {
+		if notNow.MatchString(said) != want {
+			t.Errorf("%q says \"not now\": %t, want %t", said, !want, want)
+		}
+	}
 }
