@@ -66,9 +66,13 @@ func TestE2EAuthority(t *testing.T) {
 		}
 		return s, json.Unmarshal([]byte(out), &s)
 	}
-	if s, err := status(); err != nil || s.Phase != "stable" || s.Number != 0 || len(s.Authorities) != 5 || s.Authorities[0].ID != stolen.ID() {
-		t.Fatalf("before: %+v, %v", s, err)
-	}
+	e.eventually("each purpose has the authority that it began with", func(context.Context) error {
+		s, err := status()
+		if err != nil || s.Phase != "stable" || s.Number != 0 || len(s.Authorities) != 5 || s.Authorities[0].ID != stolen.ID() {
+			return fmt.Errorf("%+v, %v", s, err)
+		}
+		return nil
+	})
 
 	if err := e.Kill(away); err != nil {
 		t.Fatal(err)
@@ -163,6 +167,7 @@ func TestE2EAuthority(t *testing.T) {
 			}
 			return nil
 		})
+		restarted := time.Now()
 		for _, node := range []string{"a1", away} { // and what is on disk is whole
 			if err := e.Kill(node); err != nil {
 				t.Fatal(err)
@@ -171,6 +176,7 @@ func TestE2EAuthority(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		e.backSince(restarted, "a1", away)
 		e.eventually("every node is Ready", func(ctx context.Context) error {
 			list, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			if err != nil {

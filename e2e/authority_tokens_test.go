@@ -26,9 +26,7 @@ func tokensBefore(e *env, ns, pod string) map[string]string {
 	}
 	for _, server := range []string{"n1", "n2", "n3"} {
 		for what, token := range tokens {
-			if err := shows(e, server, token); err != nil {
-				e.t.Errorf("%s token, to %s, before the exchange: %v", what, server, err)
-			}
+			e.eventually(what+" token is good before the exchange, to "+server, func(context.Context) error { return shows(e, server, token) })
 		}
 	}
 	return tokens

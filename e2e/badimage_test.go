@@ -144,7 +144,7 @@ func (e *env) showEvents(t *testing.T, ns, host string) {
 		})
 	}
 	told("its life", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff")
-	e.ctl("-n", ns, "delete", "pod", "told", "--timeout=60s")
+	e.ctl("-n", ns, "delete", "pod", "told", "--timeout=110s")
 	told("its end", "Scheduled", "Pulling", "Pulled", "Created", "Started", "BackOff", "Killing")
 }
 

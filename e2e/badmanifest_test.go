@@ -11,6 +11,7 @@ import (
 // mistake as kubectl's users know it, and nothing is stored.
 func TestE2EBadManifest(t *testing.T) {
 	e := startBare(t, 1)
+	e.eventuallyHas([]string{"get", "namespaces"}, "default")
 	const pod = `apiVersion: v1
 kind: Pod
 metadata: {name: p}

@@ -52,7 +52,7 @@ func TestE2ECleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("three nodes with 13 pods were removed in %s", time.Since(began).Round(time.Millisecond))
-	left, err := cluster.Remains(append(marks, data...)...)
+	left, err := cluster.Stays(append(marks, data...)...)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q (%v)", left, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -246,7 +247,14 @@ func (d *disks) killed() {
 // nothingLeft deletes everything and looks at the disks, the mounts and the API.
 func (d *disks) nothingLeft() {
 	d.t.Helper()
-	d.ctl("delete", "namespace", d.ns)
+	d.ctl("delete", "namespace", d.ns, "--wait=false")
+	d.within(2*testTimeout, "the namespace is gone", func(ctx context.Context) error {
+		n, err := d.api.CoreV1().Namespaces().Get(ctx, d.ns, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("%+v, %v", n.Status, err)
+	})
 	d.eventually("no volume and no attachment is left", func(ctx context.Context) error {
 		volumes, err := d.api.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -258,32 +266,41 @@ func (d *disks) nothingLeft() {
 		}
 		return err
 	})
-	if left, err := os.ReadDir(d.dir); err != nil || len(left) > 0 {
-		d.t.Errorf("disks left: %v, %v", left, err)
-	}
-	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	d.must(err)
-	for _, loop := range loops {
-		if file, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(file), d.dir) { // one of another may go meanwhile
-			d.t.Errorf("%s still has %s", loop, file)
+	// A node may remove a directory after the API has forgotten its pod.
+	d.eventually("no disk, no mount and no directory is left", func(context.Context) error {
+		left, err := os.ReadDir(d.dir)
+		if err != nil || len(left) > 0 {
+			return fmt.Errorf("disks left: %v, %v", left, err)
 		}
-	}
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	d.must(err)
-	for _, n := range d.Nodes() {
-		root := filepath.Join(n.Data, "kubelet")
-		for line := range strings.Lines(string(table)) {
-			if strings.Contains(line, root+"/") {
-				d.t.Errorf("still mounted: %s", line)
+		loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+		if err != nil {
+			return err
+		}
+		for _, loop := range loops {
+			if file, err := os.ReadFile(loop); err == nil && strings.HasPrefix(string(file), d.dir) { // one of another may go meanwhile
+				return fmt.Errorf("%s still has %s", loop, file)
 			}
 		}
-		for _, dir := range []string{"pods", "plugins/kubernetes.io/csi"} {
-			left, _ := filepath.Glob(filepath.Join(root, dir, "*"))
-			if len(left) > 0 {
-				d.t.Errorf("on %s are left %q", n.Name, left)
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil {
+			return err
+		}
+		for _, n := range d.Nodes() {
+			root := filepath.Join(n.Data, "kubelet")
+			for line := range strings.Lines(string(table)) {
+				if strings.Contains(line, root+"/") {
+					return fmt.Errorf("still mounted: %s", line)
+				}
+			}
+			for _, dir := range []string{"pods", "plugins/kubernetes.io/csi"} {
+				left, _ := filepath.Glob(filepath.Join(root, dir, "*"))
+				if len(left) > 0 {
+					return fmt.Errorf("on %s are left %q", n.Name, left)
+				}
 			}
 		}
-	}
+		return nil
+	})
 	d.eventually("no node says that it uses a volume", func(ctx context.Context) error {
 		nodes, err := d.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {

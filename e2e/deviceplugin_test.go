@@ -134,6 +134,20 @@ func (e *env) devicePlugin(n cluster.Node, ns string) {
 	e.must(e.Start(e.t.Context(), n.Name))
 	stop()
 	stop = e.startAntennas(n)
+	e.eventually("the node knows the plugin's devices again", func(ctx context.Context) error { // its status may be from before
+		var ids []string
+		err := e.askPodResources(n, func(c podresources.PodResourcesListerClient) error {
+			all, err := c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+			for _, d := range all.GetDevices() {
+				ids = append(ids, d.GetDeviceIds()...)
+			}
+			return err
+		})
+		if err == nil && (!slices.Contains(ids, "left") || !slices.Contains(ids, "right")) {
+			err = fmt.Errorf("it has %v", ids)
+		}
+		return err
+	})
 	e.nodeHas(n, 2, 2)
 	if got := e.card(ns, "ear-1"); got != has["ear-1"] {
 		e.t.Errorf("ear-1 has %s after the restart, had %s", got, has["ear-1"])
@@ -152,10 +166,19 @@ func (e *env) devicePlugin(n cluster.Node, ns string) {
 // podResources asks the node's socket who has what.
 func (e *env) podResources(n cluster.Node) []*podresources.PodResources {
 	e.t.Helper()
-	conn, err := grpc.NewClient("unix://"+filepath.Join(n.Data, "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	e.must(err)
-	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(e.t.Context(), &podresources.ListPodResourcesRequest{})
-	e.must(err)
+	var list *podresources.ListPodResourcesResponse
+	e.must(e.askPodResources(n, func(c podresources.PodResourcesListerClient) (err error) {
+		list, err = c.List(e.t.Context(), &podresources.ListPodResourcesRequest{})
+		return err
+	}))
 	return list.PodResources
+}
+
+func (e *env) askPodResources(n cluster.Node, ask func(podresources.PodResourcesListerClient) error) error {
+	conn, err := grpc.NewClient("unix://"+filepath.Join(n.Data, "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return ask(podresources.NewPodResourcesListerClient(conn))
 }

@@ -59,17 +59,14 @@ func TestE2EDiskFull(t *testing.T) {
 	leave(t, disk, fill, 8<<20)
 	e.nodeIs("n2", corev1.NodeDiskPressure, corev1.ConditionTrue)
 	for _, name := range on["n2"] {
-		p := e.podIs(ns, name, "Evicted", func(p *corev1.Pod) error {
-			if p.Status.Phase != corev1.PodFailed || p.Status.Reason != "Evicted" {
+		p := e.podIs(ns, name, "Evicted, and has ended", func(p *corev1.Pod) error {
+			if p.Status.Phase != corev1.PodFailed || p.Status.Reason != "Evicted" || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].State.Terminated == nil {
 				return errors.New("it is not")
 			}
 			return nil
 		})
 		if !strings.Contains(p.Status.Message, "The node was low on resource: ephemeral-storage") {
 			t.Errorf("%s: %q", name, p.Status.Message)
-		}
-		if s := p.Status.ContainerStatuses[0].State.Terminated; s == nil {
-			t.Errorf("%s: its container is %+v", name, p.Status.ContainerStatuses[0].State)
 		}
 		e.eventuallyHas([]string{"-n", ns, "get", "events", "--field-selector", "reason=Evicted,involvedObject.name=" + name}, "low on resource")
 	}

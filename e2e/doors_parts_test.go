@@ -189,32 +189,39 @@ func (e *env) showInformers(t *testing.T, ns string, server cluster.Node) {
 // of which works.
 func (e *env) showParts(t *testing.T, ns string) {
 	for _, n := range e.Nodes() {
-		pids, err := e.Processes(n.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		count := 0
-		for _, pid := range pids {
-			exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		e.eventually(n.Name+" runs one clusterd", func(context.Context) error { // one that starts a program is two for a moment
+			pids, err := e.Processes(n.Name)
 			if err != nil {
-				continue // it ended
+				return err
 			}
-			switch name := filepath.Base(strings.TrimSuffix(exe, " (deleted)")); {
-			case name == "clusterd":
-				count++
-			case strings.HasPrefix(name, "kube"), strings.HasPrefix(name, "etcd"), strings.HasPrefix(name, "containerd"), strings.HasPrefix(name, "crio"), strings.HasPrefix(name, "flannel"), strings.HasPrefix(name, "coredns"):
-				t.Errorf("%s runs %s", n.Name, exe)
+			count := 0
+			for _, pid := range pids {
+				exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+				if err != nil {
+					continue // it ended
+				}
+				switch name := filepath.Base(strings.TrimSuffix(exe, " (deleted)")); {
+				case name == "clusterd":
+					count++
+				case strings.HasPrefix(name, "kube"), strings.HasPrefix(name, "etcd"), strings.HasPrefix(name, "containerd"), strings.HasPrefix(name, "crio"), strings.HasPrefix(name, "flannel"), strings.HasPrefix(name, "coredns"):
+					t.Errorf("%s runs %s", n.Name, exe)
+				}
 			}
-		}
-		if count != 1 {
-			t.Errorf("%s runs clusterd %d times", n.Name, count)
-		}
+			if count != 1 {
+				return fmt.Errorf("%d times", count)
+			}
+			return nil
+		})
 	}
 	for _, prog := range kubectls() {
-		text, errs, code := e.run(prog, "", "get", "--raw", "/readyz?verbose")
-		if code != 0 {
-			t.Fatalf("%s: %d %s", prog, code, errs)
-		}
+		var text string
+		e.eventually(prog+" gets readyz", func(context.Context) error {
+			out, errs, code := e.run(prog, "", "get", "--raw", "/readyz?verbose")
+			if text = out; code != 0 {
+				return fmt.Errorf("exit %d: %s", code, errs)
+			}
+			return nil
+		})
 		for _, part := range []string{"apiserver", "controller-manager", "scheduler", "kubelet", "container-runtime", "kube-proxy", "raftstore", "pod-network", "csi"} {
 			mustContain(t, "readyz of "+prog, text, "[+]"+part+" ok\n")
 		}
@@ -387,13 +394,14 @@ spec: {accessModes: [ReadWriteMany], storageClassName: "", volumeName: dead, res
 		return nil
 	})
 	for _, name := range []string{"nfs-claim", "nfs-own"} {
-		if p := e.get(ns, name); p.Status.Phase != corev1.PodPending || waiting(p) == nil || waiting(p).Reason != "ContainerCreating" {
-			t.Errorf("%s: %s", name, brief(p))
-		}
+		e.podIs(ns, name, "said to wait", func(p *corev1.Pod) error {
+			if p.Status.Phase != corev1.PodPending || waiting(p) == nil || waiting(p).Reason != "ContainerCreating" {
+				return errors.New("it is not")
+			}
+			return nil
+		})
 	}
-	if nodes, err := e.api.CoreV1().Nodes().Get(t.Context(), "a1", metav1.GetOptions{}); err != nil || !nodeReady(nodes) {
-		t.Errorf("the node is not Ready (%v)", err)
-	}
+	e.nodeIs("a1", corev1.NodeReady, corev1.ConditionTrue)
 	// Others end while they wait, too.
 	e.ctl("-n", ns, "delete", "pods", "-l", "app=beside", "--timeout=110s")
 	e.ctl("-n", ns, "delete", "pod", "nfs-claim", "nfs-own", "--wait=false")
@@ -464,14 +472,21 @@ func (e *env) showOneDoor(t *testing.T, ns string) {
 	revision := e.create(ns, bound).ResourceVersion
 	renewed := leases()
 	// Leases are renewed each ten seconds: both nodes have tried.
-	end := time.Now().Add(12 * time.Second)
+	const had = 12 * time.Second
+	began := time.Now()
+	end, late := began.Add(had), false
 	e.eventually("the loops and agents had their time", func(ctx context.Context) error {
 		list, err := e.api.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		if list.ResourceVersion != revision {
-			t.Fatalf("the store is at revision %s, and was at %s when the last one wrote who may", list.ResourceVersion, revision)
+			// A busy machine may write one late that was let in before, and soon.
+			if late || time.Since(began) > 3*time.Second {
+				t.Fatalf("the store is at revision %s, and was at %s when the last one wrote who may", list.ResourceVersion, revision)
+			}
+			t.Logf("a write came late: revision %s after %s", list.ResourceVersion, revision)
+			revision, renewed, end, late = list.ResourceVersion, leases(), time.Now().Add(had), true
 		}
 		if time.Now().Before(end) {
 			return errors.New("they had not")

@@ -122,6 +122,16 @@ func (f *foreign) show(t *testing.T, e *env) {
 		t.Errorf("it was %+v and is %+v (%v)", f.state, now, err)
 	}
 	lists := map[string]string{"pods": e.ctl("get", "pods", "-A", "-o", "yaml")}
+	raw := func(path string) (text string) {
+		e.eventually(path+" is answered", func(context.Context) error { // the agent may be about to reach the server again
+			out, errs, code := e.run("clusterctl", "", "get", "--raw", path)
+			if text = out; code != 0 {
+				return fmt.Errorf("exit %d: %s", code, errs)
+			}
+			return nil
+		})
+		return text
+	}
 	for _, n := range e.Nodes() {
 		out, err := exec.CommandContext(t.Context(), e.Bin("clusterd"), "containers", "--data", n.Data, "-o", "json").Output()
 		if err != nil {
@@ -129,7 +139,7 @@ func (f *foreign) show(t *testing.T, e *env) {
 		}
 		lists["containers of "+n.Name] = string(out)
 		for _, path := range []string{"pods", "stats/summary", "metrics/cadvisor"} {
-			lists[path+" of "+n.Name] = e.ctl("get", "--raw", "/api/v1/nodes/"+n.Name+"/proxy/"+path)
+			lists[path+" of "+n.Name] = raw("/api/v1/nodes/" + n.Name + "/proxy/" + path)
 		}
 		node, err := e.api.CoreV1().Nodes().Get(t.Context(), n.Name, metav1.GetOptions{})
 		if err != nil {

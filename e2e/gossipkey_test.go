@@ -34,19 +34,21 @@ func (e *env) gossipKey() (s gossipKeyState, err error) {
 // gossipRing is what lies on a server's disk.
 func (e *env) gossipRing(node string) gossipkey.Ring {
 	e.t.Helper()
+	ring, err := e.readGossipRing(node)
+	e.must(err)
+	return ring
+}
+
+func (e *env) readGossipRing(node string) (gossipkey.Ring, error) {
 	first, err := os.ReadFile(filepath.Join(e.data(node), "pki", "gossip.key"))
 	if err != nil {
-		e.t.Fatal(err)
+		return gossipkey.Ring{}, err
 	}
 	rest, err := os.ReadFile(filepath.Join(e.data(node), "pki", "gossip-ring.json"))
 	if err != nil && !os.IsNotExist(err) {
-		e.t.Fatal(err)
+		return gossipkey.Ring{}, err
 	}
-	ring, err := gossipkey.Parse(first, rest)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return ring
+	return gossipkey.Parse(first, rest)
 }
 
 // gossipKeyChanged waits until the servers have another key than the old one, and
@@ -58,9 +60,16 @@ func (e *env) gossipKeyChanged(t *testing.T, old []byte, servers ...string) {
 		if err != nil || s.Phase != "stable" || s.Wanted || s.Generation == 0 {
 			return fmt.Errorf("%+v, %v", s, err)
 		}
+		var key []byte
 		for _, node := range servers {
-			ring := e.gossipRing(node)
-			if len(ring.Keys) != 1 || bytes.Equal(ring.Keys[0], old) || !bytes.Equal(ring.Keys[0], e.gossipRing(servers[0]).Keys[0]) {
+			ring, err := e.readGossipRing(node) // its two files may be about to change
+			if err != nil {
+				return err
+			}
+			if key == nil {
+				key = ring.Keys[0]
+			}
+			if len(ring.Keys) != 1 || bytes.Equal(ring.Keys[0], old) || !bytes.Equal(ring.Keys[0], key) {
 				return fmt.Errorf("%s has %d keys, number %d", node, len(ring.Keys), ring.Number)
 			}
 		}

@@ -34,7 +34,7 @@ const (
 	image = "clusterd.local/hello:1"
 	// testTimeout is how long anything may take on a busy machine. Tests wait for
 	// a condition and so rarely this long.
-	testTimeout = 2 * time.Minute
+	testTimeout = 3 * time.Minute
 	// stalled is longer than any step takes unless something waits that should
 	// not. How fast a step is, the benchmarks tell.
 	stalled = 30 * time.Second
@@ -115,7 +115,12 @@ func (e *env) ready(nodes int) {
 		}
 		return nil
 	})
-	e.ctl("image", "load", filepath.Join(e.binDir(), "hello.tar"))
+	e.eventually("every node has the image", func(context.Context) error { // one that has just started takes no commands yet
+		if out, errs, code := e.run("clusterctl", "", "image", "load", filepath.Join(e.binDir(), "hello.tar")); code != 0 {
+			return errors.New(out + errs)
+		}
+		return nil
+	})
 }
 
 // startBare makes a cluster and waits for its API only. change may change how.
@@ -150,7 +155,7 @@ func startBare(t *testing.T, nodes int, change ...func(*cluster.Config)) *env {
 		if err := c.Down(context.WithoutCancel(t.Context())); err != nil {
 			t.Errorf("take the cluster down: %v", err)
 		}
-		if left, err := cluster.Remains(marks...); err != nil || len(left) > 0 {
+		if left, err := cluster.Stays(marks...); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %q (%v)", left, err)
 		}
 	})
@@ -244,13 +249,13 @@ func (e *env) kubeconfig() string {
 	return e.Nodes()[0].Kubeconfig()
 }
 
-// ctl runs clusterctl, which must succeed.
+// ctl runs clusterctl, which must succeed, be it only once there is a leader again.
 func (e *env) ctl(args ...string) string { return e.ctlIn("", args...) }
 
 // ctlIn is ctl with something on standard input.
 func (e *env) ctlIn(stdin string, args ...string) string {
 	e.t.Helper()
-	out, errs, code := e.run("clusterctl", stdin, args...)
+	out, errs, code := e.runNow(stdin, args...)
 	if code != 0 {
 		e.t.Fatalf("clusterctl %s: exit %d: %s%s", strings.Join(args, " "), code, out, errs)
 	}
@@ -260,7 +265,7 @@ func (e *env) ctlIn(stdin string, args ...string) string {
 // refused runs clusterctl, which must fail, and returns what it says.
 func (e *env) refused(stdin string, args ...string) string {
 	e.t.Helper()
-	out, errs, code := e.run("clusterctl", stdin, args...)
+	out, errs, code := e.runNow(stdin, args...)
 	if code == 0 {
 		e.t.Fatalf("clusterctl %s: passed: %s", strings.Join(args, " "), out)
 	}
@@ -294,6 +299,9 @@ func kubectls() []string {
 	return progs
 }
 
+// oneAsk is how long one question may take. On a busy machine some take seconds.
+const oneAsk = 15 * time.Second
+
 // eventually waits until check has nothing to complain of.
 func (e *env) eventually(what string, check func(context.Context) error) time.Duration {
 	e.t.Helper()
@@ -309,7 +317,7 @@ func (e *env) within(limit time.Duration, what string, check func(context.Contex
 	defer tick.Stop()
 	for {
 		// One question that hangs must not use up all the time.
-		ask, stop := context.WithTimeout(ctx, 5*time.Second)
+		ask, stop := context.WithTimeout(ctx, oneAsk)
 		err := check(ask)
 		stop()
 		if err == nil {
@@ -410,18 +418,20 @@ func deployment(name string, replicas int32) *appsv1.Deployment {
 
 func (e *env) create(ns string, p *corev1.Pod) *corev1.Pod {
 	e.t.Helper()
-	out, err := e.api.CoreV1().Pods(ns).Create(e.t.Context(), p, metav1.CreateOptions{})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return out
+	pods := e.api.CoreV1().Pods(ns)
+	return made(e, func(ctx context.Context) (*corev1.Pod, error) { return pods.Create(ctx, p, metav1.CreateOptions{}) },
+		func(ctx context.Context) (*corev1.Pod, error) { return pods.Get(ctx, p.Name, metav1.GetOptions{}) })
 }
 
 func (e *env) createDeployment(ns string, d *appsv1.Deployment) {
 	e.t.Helper()
-	if _, err := e.api.AppsV1().Deployments(ns).Create(e.t.Context(), d, metav1.CreateOptions{}); err != nil {
-		e.t.Fatal(err)
-	}
+	all := e.api.AppsV1().Deployments(ns)
+	made(e, func(ctx context.Context) (*appsv1.Deployment, error) {
+		return all.Create(ctx, d, metav1.CreateOptions{})
+	},
+		func(ctx context.Context) (*appsv1.Deployment, error) {
+			return all.Get(ctx, d.Name, metav1.GetOptions{})
+		})
 }
 
 func (e *env) get(ns, name string) *corev1.Pod {

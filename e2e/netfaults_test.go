@@ -338,7 +338,21 @@ func (f *netFaults) tablesDeleted() {
 // cutOff loses every packet between two nodes that do not lead: both go on being Ready,
 // say what is wrong, and keep their pods.
 func (f *netFaults) cutOff() {
-	leader := f.leader()
+	const tries = 3
+	for try := 1; ; try++ {
+		leader := f.leader()
+		f.cutOffFrom(leader)
+		if f.leader() == leader {
+			return
+		}
+		// One of the two led meanwhile: what became of the other shows nothing.
+		if try == tries {
+			f.t.Fatalf("another node leads after each of %d tries", tries)
+		}
+	}
+}
+
+func (f *netFaults) cutOffFrom(leader string) {
 	var pair []cluster.Node
 	for _, n := range f.Nodes() {
 		if n.Name != leader {
@@ -373,10 +387,13 @@ func (f *netFaults) cutOff() {
 		f.pathCondition(n.Name, corev1.ConditionTrue, pair[1-i].Name+": ")
 	}
 	for _, n := range f.nodes {
-		node, err := f.api.CoreV1().Nodes().Get(f.t.Context(), n, metav1.GetOptions{})
-		if err != nil || !nodeReady(node) {
-			f.t.Errorf("%s is not Ready, as two nodes cannot reach each other: %v", n, err)
-		}
+		f.eventually(n+" is Ready though two nodes cannot reach each other", func(ctx context.Context) error {
+			node, err := f.api.CoreV1().Nodes().Get(ctx, n, metav1.GetOptions{})
+			if err == nil && !nodeReady(node) && f.leader() == leader {
+				err = fmt.Errorf("%+v", node.Status.Conditions)
+			}
+			return err
+		})
 	}
 	mend()
 	for _, n := range pair {

@@ -78,9 +78,10 @@ func policies(t *testing.T, e *env) {
 			return err
 		})
 	}
-	if out, err := e.page("n1", e.get(ns, "server").Status.PodIP); err != nil {
-		t.Errorf("the node does not reach its pod: %s %v", out, err)
-	}
+	e.eventually("the node reaches its pod", func(context.Context) error {
+		_, err := e.page("n1", e.get(ns, "server").Status.PodIP)
+		return err
+	})
 
 	apply(`{podSelector: {matchLabels: {app: server}}, ingress: [{from: [{podSelector: {matchLabels: {app: near}}}], ports: [{port: http}]}]}`)
 	e.reaches(true, ns, "near", addr)

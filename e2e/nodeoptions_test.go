@@ -84,9 +84,12 @@ func TestE2ENodeOptions(t *testing.T) {
 			t.Errorf("%s: %v (%v)", folder(waits), st, err)
 		}
 		// Of one that runs, what log shippers read is found by its name.
-		if b, err := os.ReadFile(filepath.Join(folder(e.get(ns, "pinned")), "main", "0.log")); err != nil || !strings.Contains(string(b), "stdout F hello from pinned") {
-			t.Errorf("%q, %v", b, err)
-		}
+		e.eventually("its first line", func(context.Context) error {
+			if b, err := os.ReadFile(filepath.Join(folder(e.get(ns, "pinned")), "main", "0.log")); err != nil || !strings.Contains(string(b), "stdout F hello from pinned") {
+				return fmt.Errorf("%q, %v", b, err)
+			}
+			return nil
+		})
 		e.ctl("-n", ns, "delete", "pod", "waits")
 		e.eventually("the folder goes with the pod", func(context.Context) error {
 			if _, err := os.Lstat(folder(waits)); !errors.Is(err, fs.ErrNotExist) {

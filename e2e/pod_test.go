@@ -129,7 +129,7 @@ func TestE2EPod(t *testing.T) {
 	t.Run("logs", func(t *testing.T) {
 		features.Shows(t, 298)
 		features.Conforms(t, 289)
-		mustContain(t, "logs", e.ctl("-n", ns, "logs", "full", "-c", "main"), "hello from full, serving on :8080")
+		e.eventuallyHas([]string{"-n", ns, "logs", "full", "-c", "main"}, "hello from full, serving on :8080")
 		if got := e.ctl("-n", ns, "logs", "full", "-c", "main", "--tail=1", "--timestamps"); !strings.Contains(got, time.Now().UTC().Format("2006-")) {
 			t.Errorf("timestamps: %q", got)
 		}
@@ -153,7 +153,7 @@ func TestE2EPod(t *testing.T) {
 			}
 			return nil
 		})
-		mustContain(t, "logs -p", e.ctl("-n", ns, "logs", "-p", "crash"), "last words")
+		e.eventuallyHas([]string{"-n", ns, "logs", "-p", "crash"}, "last words")
 	})
 	t.Run("init containers run one after the other", func(t *testing.T) {
 		features.Shows(t, 214, 273)

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
 	"github.com/clusterd/clusterd/features"
@@ -113,11 +114,18 @@ func (e *env) churn(ctx context.Context, ns, name string) error {
 		return err
 	}
 	for i, patch := range []string{`{"spec":{"replicas":4}}`, `{"spec":{"template":{"metadata":{"annotations":{"round":"two"}}}}}`, `{"spec":{"replicas":1}}`} {
-		if _, err := e.api.AppsV1().Deployments(ns).Patch(ctx, name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		// The server tries a patch again some times when others write; these are many.
+		if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			_, err := e.api.AppsV1().Deployments(ns).Patch(ctx, name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+			return err
+		}); err != nil {
 			return err
 		}
 		label := fmt.Appendf(nil, `{"metadata":{"labels":{"%s":"%d"}}}`, name, i)
-		if _, err := e.api.CoreV1().Nodes().Patch(ctx, e.Nodes()[i%2].Name, types.StrategicMergePatchType, label, metav1.PatchOptions{}); err != nil {
+		if err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			_, err := e.api.CoreV1().Nodes().Patch(ctx, e.Nodes()[i%2].Name, types.StrategicMergePatchType, label, metav1.PatchOptions{})
+			return err
+		}); err != nil {
 			return err
 		}
 		if _, err := e.api.CoreV1().ConfigMaps(ns).Patch(ctx, name, types.StrategicMergePatchType, fmt.Appendf(nil, `{"data":{"at":"%d"}}`, i), metav1.PatchOptions{}); err != nil {

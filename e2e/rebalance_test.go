@@ -31,7 +31,7 @@ func TestE2ERebalance(t *testing.T) {
 	e.ctl("label", "node", "n1", "n2", "disk=fast")
 
 	// All begin on n2: the only node of theirs that may be used.
-	e.ctl("cordon", "n1")
+	e.cordoned(ns, "n1")
 	for _, name := range []string{"moves", "guarded", "stays"} {
 		d := deployment(name, 1)
 		d.Spec.Template.Spec.NodeSelector = map[string]string{"disk": "fast"}

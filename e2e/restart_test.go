@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -88,7 +89,11 @@ func TestE2ERestart(t *testing.T) {
 	}
 	var lines []string
 	e.eventually("the log goes on", func(context.Context) error {
-		lines = strings.Split(strings.TrimSpace(e.ctl("-n", ns, "logs", "count")), "\n")
+		out, errs, code := e.run("clusterctl", "", "-n", ns, "logs", "count") // the node has just started
+		if code != 0 {
+			return errors.New(errs)
+		}
+		lines = strings.Split(strings.TrimSpace(out), "\n")
 		if len(lines) < 200 {
 			return fmt.Errorf("%d lines", len(lines))
 		}
@@ -144,11 +149,13 @@ func TestE2EAllRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	began := time.Now()
 	for _, n := range e.Nodes() {
 		if err := e.Start(t.Context(), n.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
+	e.backSince(began, "n1", "n2", "n3")
 	for _, p := range e.podsReady(ns, "app=web", 6) {
 		if got := p.Spec.NodeName + " " + p.Status.PodIP; before[p.Name] != got || p.Status.ContainerStatuses[0].RestartCount != 0 {
 			t.Errorf("%s is at %q, was at %q: %s", p.Name, got, before[p.Name], brief(&p))

@@ -121,7 +121,8 @@ func (e *env) oneScheduler(ns string) (leader string) {
 		}
 		return all, nil
 	}
-	e.eventually("the leader's scheduler alone places pods", func(ctx context.Context) error {
+	e.eventually("the leader's scheduler alone places pods", func(context.Context) error {
+		ctx := e.t.Context() // each wait in here has its own timeout
 		leader = e.leader()
 		before, err := attempts(ctx)
 		if err != nil {

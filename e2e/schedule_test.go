@@ -170,6 +170,14 @@ func TestE2ESchedule(t *testing.T) {
 			}
 			return on
 		}
+		// That a node has no taint any more the scheduler may know after it sees a pod.
+		for _, n := range e.Nodes() {
+			e.create(ns, on(n.Name, pod("free-"+n.Name, "sleep")))
+		}
+		for _, n := range e.Nodes() {
+			e.podReady(ns, "free-"+n.Name)
+			e.ctl("-n", ns, "delete", "pod", "free-"+n.Name)
+		}
 		if on := nodes("apart", ""); len(on) != 3 {
 			t.Errorf("the default profile uses %v", on)
 		}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/clusterd/clusterd/features"
 	"github.com/clusterd/clusterd/netsetup/lb"
@@ -56,11 +57,9 @@ func (e *env) service(ns, name string, change func(*corev1.ServiceSpec)) *corev1
 	if change != nil {
 		change(&s.Spec)
 	}
-	out, err := e.api.CoreV1().Services(ns).Create(e.t.Context(), s, metav1.CreateOptions{})
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return out
+	all := e.api.CoreV1().Services(ns)
+	return made(e, func(ctx context.Context) (*corev1.Service, error) { return all.Create(ctx, s, metav1.CreateOptions{}) },
+		func(ctx context.Context) (*corev1.Service, error) { return all.Get(ctx, name, metav1.GetOptions{}) })
 }
 
 // answers waits until exactly these pods answer from each of the nodes.
@@ -111,7 +110,9 @@ func TestE2EService(t *testing.T) {
 		for _, p := range pods { // itself among them
 			seen := map[string]bool{}
 			for i := 0; i < 30 && len(seen) < 3; i++ {
-				seen[answerer(e.ctl("-n", ns, "exec", p.Name, "--", "/hello", "fetch", url))] = true
+				if page := e.hello(ns, p.Name, "fetch", url); page != "" {
+					seen[answerer(page)] = true
+				}
 			}
 			if len(seen) != 3 {
 				t.Errorf("from %s only %v answered", p.Name, seen)
@@ -165,11 +166,15 @@ func TestE2EService(t *testing.T) {
 			}
 			return nil
 		})
-		s.Spec.SessionAffinity = corev1.ServiceAffinityNone
-		s.Spec.SessionAffinityConfig = nil
-		if _, err := e.api.CoreV1().Services(ns).Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		e.must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // a controller may write between
+			s, err := e.api.CoreV1().Services(ns).Get(t.Context(), s.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
+			_, err = e.api.CoreV1().Services(ns).Update(t.Context(), s, metav1.UpdateOptions{})
+			return err
+		}))
 		e.answers("all answer after affinity ended", "http://"+s.Spec.ClusterIP+"/", []string{"n1"}, names...)
 	})
 	t.Run("node ports, and the client's address", func(t *testing.T) {
@@ -258,9 +263,7 @@ func TestE2EService(t *testing.T) {
 		if err := e.Kill("n3"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := e.fetch("n3", url); err != nil {
-			t.Errorf("no new connection while clusterd is away: %v", err)
-		}
+		e.eventually("a new connection while clusterd is away", func(context.Context) error { _, err := e.fetch("n3", url); return err })
 		if err := e.Start(t.Context(), "n3"); err != nil {
 			t.Fatal(err)
 		}

@@ -423,11 +423,14 @@ func ending(s *served) {
 		}
 		return fmt.Errorf("%+v", list.Items)
 	})
-	for range 10 {
-		if page, err := s.fetch("n2", url); err != nil || answerer(page) != "ends" {
-			s.t.Fatalf("the last endpoint ends, and does not answer: %q, %v", page, err)
+	s.eventually("the last endpoint answers while it ends", func(context.Context) error {
+		for range 10 {
+			if page, err := s.fetch("n2", url); err != nil || answerer(page) != "ends" {
+				return fmt.Errorf("%q, %v", page, err)
+			}
 		}
-	}
+		return nil
+	})
 	if err := s.api.CoreV1().Pods(s.ns).Delete(s.t.Context(), "ends", metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil && !apierrors.IsNotFound(err) {
 		s.t.Fatal(err)
 	}
@@ -475,21 +478,26 @@ func (s *served) passes(method, path string) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	req, err := http.NewRequestWithContext(s.t.Context(), method, s.config.Host+path, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		s.t.Errorf("%s %s: %v", method, path, err)
-		return
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	_, inner, _ := strings.Cut(path, "/proxy")
-	if want := method + " " + inner + "\n"; err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get("X-Method") != method || method != http.MethodHead && string(b) != want {
-		s.t.Errorf("%s %s: %s %q, %v, want %q", method, path, resp.Status, b, err, want)
-	}
+	s.eventually(method+" "+path, func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, method, s.config.Host+path, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		b, err := io.ReadAll(resp.Body)
+		_, inner, _ := strings.Cut(path, "/proxy")
+		if err != nil || resp.StatusCode >= http.StatusInternalServerError { // the pod was not reached in time
+			return fmt.Errorf("%s %q, %v", resp.Status, b, err)
+		}
+		if want := method + " " + inner + "\n"; resp.StatusCode != http.StatusOK || resp.Header.Get("X-Method") != method || method != http.MethodHead && string(b) != want {
+			s.t.Errorf("%s %s: %s %q, want %q", method, path, resp.Status, b, want)
+		}
+		return nil
+	})
 }
 
 func forwarded(s *served) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 )
 
@@ -136,9 +137,14 @@ func revisionCase(e *env, ns string) {
 	if now.Name != "revisions-mine" {
 		e.t.Errorf("the second revision is %s", now.Name)
 	}
-	now.Labels["updated"] = "yes"
-	now, err = api.Update(ctx, now, metav1.UpdateOptions{})
-	e.must(err)
+	e.must(retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) { // the set's controller may write it, too
+		if now, err = api.Get(ctx, mine.Name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		now.Labels["updated"] = "yes"
+		now, err = api.Update(ctx, now, metav1.UpdateOptions{})
+		return err
+	}))
 	if now.Labels["updated"] != "yes" {
 		e.t.Errorf("updated: %+v", now.ObjectMeta)
 	}

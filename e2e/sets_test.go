@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/features"
@@ -112,7 +113,11 @@ func (e *env) keepsStatus(ns, resource, name string) {
 		}
 		return err
 	})
-	b, err := e.rest("PATCH", ns, resource, name, "status", []byte(`{"status":{"conditions":[{"type":"Patched","status":"True"}]}}`), types.StrategicMergePatchType)
+	var b []byte
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) { // its controller writes, too
+		b, err = e.rest("PATCH", ns, resource, name, "status", []byte(`{"status":{"conditions":[{"type":"Patched","status":"True"}]}}`), types.StrategicMergePatchType)
+		return err
+	})
 	if err != nil || !has(b, "Patched") {
 		e.t.Errorf("%s/%s: patch of the status: %v, %s", resource, name, err, b)
 	}
@@ -293,7 +298,7 @@ func setCases(e *env, ns string) {
 				return err
 			}
 			for _, p := range list.Items {
-				if p.UID != second.UID && podReady(&p) {
+				if p.UID != second.UID && p.DeletionTimestamp == nil && podReady(&p) {
 					third = p
 					return nil
 				}
@@ -414,7 +419,7 @@ func setCases(e *env, ns string) {
 		_, err = budgets.Patch(ctx, "pdb", types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
 		e.must(err)
 		allows(1)
-		e.must(evict())
+		e.eventually("the eviction passes", func(context.Context) error { return evict() })
 		all, err := e.api.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{LabelSelector: "suite=sets"})
 		if err != nil || len(all.Items) != 1 {
 			e.t.Errorf("list of all namespaces: %v", err)

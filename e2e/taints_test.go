@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -136,17 +137,20 @@ func (e *env) deletions(w watch.Interface, names ...string) map[string]time.Time
 // showTwoNodes: at least two nodes take any pod.
 func (e *env) showTwoNodes(t *testing.T) {
 	features.Conforms(t, 161)
-	list, err := e.api.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var open []string
-	for _, n := range list.Items {
-		if len(n.Spec.Taints) == 0 && !n.Spec.Unschedulable && nodeReady(&n) {
-			open = append(open, n.Name)
+	e.eventually("two nodes are ready, schedulable and without taints", func(ctx context.Context) error { // which go after a node is Ready
+		list, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
 		}
-	}
-	if len(open) < 2 {
-		t.Fatalf("nodes that are ready, schedulable and without taints: %q", open)
-	}
+		var open []string
+		for _, n := range list.Items {
+			if len(n.Spec.Taints) == 0 && !n.Spec.Unschedulable && nodeReady(&n) {
+				open = append(open, n.Name)
+			}
+		}
+		if len(open) < 2 {
+			return fmt.Errorf("only %q are", open)
+		}
+		return nil
+	})
 }

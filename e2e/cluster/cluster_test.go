@@ -191,7 +191,7 @@ func config(t *testing.T, args ...string) cluster.Config {
 	}
 	dir := filepath.Join(t.TempDir(), "c")
 	t.Cleanup(func() {
-		if left, err := cluster.Remains("cdharness", dir); err != nil || len(left) > 0 {
+		if left, err := cluster.Stays("cdharness", dir); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %q (%v)", left, err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
@@ -232,7 +232,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // reach opens a connection from one machine to another.
 func reach(c *cluster.Netns, from string, to cluster.Node) error {
 	return c.Do(from, func() error {
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.Addr.String(), "6443"), 500*time.Millisecond)
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.Addr.String(), "6443"), 2*time.Second)
 		if err != nil {
 			return err
 		}
@@ -380,7 +380,7 @@ func TestE2EHarness(t *testing.T) {
 		}
 	})
 	down()
-	if left, err := cluster.Remains(marks...); err != nil || len(left) > 0 {
+	if left, err := cluster.Stays(marks...); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q (%v)", left, err)
 	}
 	if _, err := cluster.Open(cfg.Dir); !errors.Is(err, cluster.ErrNone) {
@@ -496,7 +496,7 @@ func TestE2EHarnessKilled(t *testing.T) {
 	if err := c.Down(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
 	}
-	if left, err := cluster.Remains(append(marks, dir)...); err != nil || len(left) > 0 {
+	if left, err := cluster.Stays(append(marks, dir)...); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q (%v)", left, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/moby/sys/mountinfo"
@@ -55,6 +56,19 @@ func Remains(marks ...string) ([]string, error) {
 	return slices.DeleteFunc(census.Since(nil), func(what string) bool {
 		return !slices.ContainsFunc(marks, func(m string) bool { return strings.Contains(what, m) })
 	}), nil
+}
+
+// staysFor is how long what ends may take to be gone.
+const staysFor = 10 * time.Second
+
+// Stays lists what Remains does and is there still after staysFor: a process that was
+// killed takes a moment on a busy machine.
+func Stays(marks ...string) (left []string, err error) {
+	for end := time.Now().Add(staysFor); ; time.Sleep(50 * time.Millisecond) {
+		if left, err = Remains(marks...); err != nil || len(left) == 0 || time.Now().After(end) {
+			return left, err
+		}
+	}
 }
 
 func censusMounts(c Census) error {

@@ -334,8 +334,9 @@ func (c *Netns) launch(n Node, command ...string) error {
 	if err := netns.Do(c.ns.Path(n.Name), cmd.Start); err != nil {
 		return fmt.Errorf("start clusterd on %s: %w", n.Name, err)
 	}
+	err = writePid(c.pidPath(n), cmd.Process.Pid)
 	go cmd.Wait() // so that a killed one does not stay a zombie
-	return writePid(c.pidPath(n), cmd.Process.Pid)
+	return err
 }
 
 func (c *Netns) outPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+".out") }
@@ -525,8 +526,8 @@ func (c *Netns) Resume(name string) error { return c.signal(name, unix.SIGCONT) 
 // be killed. Its log then holds the stacks of all its goroutines.
 var ErrHung = errors.New("clusterd did not stop when it was asked to")
 
-// stopTimeout is how long clusterd may take to stop in order.
-const stopTimeout = 20 * time.Second
+// stopTimeout is how long clusterd may take to stop in order on a busy machine.
+const stopTimeout = time.Minute
 
 // Stop implements Cluster. A clusterd that does not stop has to say what it is
 // at, and is killed.

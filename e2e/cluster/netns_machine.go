@@ -309,6 +309,9 @@ func (c *Netns) clusterd(n Node) (string, error) {
 // with a pid used again is never taken for ours.
 func writePid(path string, pid int) error {
 	started, err := startTime(pid)
+	if errors.Is(err, ErrNotRunning) {
+		started, err = "ended", nil // already: nothing has this start
+	}
 	if err != nil {
 		return err
 	}

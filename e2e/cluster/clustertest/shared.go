@@ -53,7 +53,7 @@ type Shared struct {
 const Node = "n1"
 
 // startTimeout is how long a Shared may take to come and to go on a busy machine.
-const startTimeout = 3 * time.Minute
+const startTimeout = 6 * time.Minute
 
 // Start makes the cluster of the programs in bin once, waits for its nodes and loads
 // the image hello.tar of that directory. Each call returns the same error.
@@ -96,12 +96,14 @@ func (s *Shared) up(bin string) (err error) {
 	}); err != nil {
 		return err
 	}
-	load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
-	load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
-	if out, err := load.CombinedOutput(); err != nil {
-		return fmt.Errorf("clusterctl image load: %w: %s", err, out)
-	}
-	return nil
+	return Poll(ctx, func(context.Context) error { // a node that has just started takes no commands yet
+		load := exec.CommandContext(ctx, c.Bin("clusterctl"), "image", "load", filepath.Join(bin, "hello.tar"))
+		load.Env = append(os.Environ(), "KUBECONFIG="+c.Nodes()[0].Kubeconfig())
+		if out, err := load.CombinedOutput(); err != nil {
+			return fmt.Errorf("clusterctl image load: %w: %s", err, out)
+		}
+		return nil
+	})
 }
 
 // Main runs the package's tests and takes the cluster down. It returns the exit
