@@ -117,7 +117,7 @@ func fromHost(url string) (string, error) {
 
 // neighbour is the MAC that the host sends to for an address.
 func neighbour(addr string) (string, error) {
-	all, err := netlink.NeighList(0, netlink.FAMILY_V4)
+	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {
 		return "", err
 	}
