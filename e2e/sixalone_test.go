@@ -16,11 +16,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/clusterd/clusterd/e2e/cluster"
+	"github.com/clusterd/clusterd/netsetup/overlay"
 )
 
 // segment6 is segment for machines with addresses of IPv6 alone.
@@ -83,6 +85,7 @@ func TestE2ESixAlone(t *testing.T) {
 		{"the other family is refused", (*sixAlone).refuses},
 		{"an agent is lost", (*sixAlone).agentLost},
 		{"the leader is lost", (*sixAlone).leaderLost},
+		{"an Ingress", (*sixAlone).ingress},
 	} {
 		if !t.Run(part.what, func(t *testing.T) {
 			mine := *s.env
@@ -151,6 +154,13 @@ func (s *sixAlone) services() {
 			return nil
 		}, "fetch", "http://["+s.addrs[way[1]]+"]:8080/")
 	}
+	s.must(s.Do("n1", func() error {
+		link, err := netlink.LinkByName(overlay.DefaultTunnel)
+		if err == nil && link.Attrs().Statistics.TxPackets == 0 {
+			err = errors.New("nothing went through the tunnel to the agent")
+		}
+		return err
+	}))
 	for _, p := range s.pods {
 		s.exec(p, func(out string) error {
 			if !slices.Contains(s.pods, answerer(out)) {
@@ -354,4 +364,24 @@ func (s *sixAlone) leaderLost() {
 	}
 	back()
 	s.eventuallyHas([]string{"-n", s.ns, "get", "pod", ownPod(leader)}, "1/1")
+}
+
+// ingress asks the proxies, at an address of the pool that leaderLost made.
+func (s *sixAlone) ingress() {
+	s.ctlIn(`apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: web, namespace: `+s.ns+`}
+spec: {rules: [{host: plain.example, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]}`, "apply", "-f", "-")
+	var vip string
+	s.eventually("the Ingress has an address", func(ctx context.Context) error {
+		i, err := s.api.NetworkingV1().Ingresses(s.ns).Get(ctx, "web", metav1.GetOptions{})
+		if err == nil && len(i.Status.LoadBalancer.Ingress) != 1 {
+			err = fmt.Errorf("%+v", i.Status)
+		}
+		if err == nil {
+			vip = i.Status.LoadBalancer.Ingress[0].IP
+		}
+		return err
+	})
+	wayIn{e: s.env, vip: vip}.says("http://plain.example/", http.StatusOK, "I am pod web-")
 }
