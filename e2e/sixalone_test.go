@@ -225,17 +225,17 @@ func (s *sixAlone) names() {
 
 func (s *sixAlone) policies() {
 	guarded := "[" + s.addrs["web-n1"] + "]:8080"
-	for _, p := range []struct{ from, shut, open string }{
-		{"podSelector: {matchLabels: {pod: web-a1}}", "web-n2", "web-a1"},
-		{`ipBlock: {cidr: "fd00:10:244::/48", except: ["` + s.addrs["web-a1"] + `/128"]}`, "web-a1", "web-n2"},
-	} {
-		s.ctlIn("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: "+s.ns+"}\nspec: {podSelector: {matchLabels: {pod: web-n1}}, ingress: [{from: [{"+p.from+"}], ports: [{port: 8080}]}]}", "apply", "-f", "-")
-		s.reaches(false, s.ns, p.shut, guarded)
-		s.reaches(true, s.ns, p.open, guarded)
-	}
-	s.podReady(s.ns, "web-n1") // its probes are let through
-	s.ctl("-n", s.ns, "delete", "networkpolicy", "p")
+	s.ctlIn("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: "+s.ns+"}\nspec: {podSelector: {matchLabels: {pod: web-n1}}, ingress: [{ports: [{port: 8080}], from: ["+
+		"{podSelector: {matchLabels: {pod: web-a1}}}, {ipBlock: {cidr: \"fd00:10:244::/48\", except: [\""+s.addrs["web-n2"]+"/128\"]}}]}]}", "apply", "-f", "-")
+	s.reaches(false, s.ns, "web-n2", guarded)
+	s.reaches(true, s.ns, "web-n3", guarded) // by its address
 	s.reaches(true, s.ns, "web-a1", guarded)
+	s.podReady(s.ns, "web-n1") // its probes are let through
+	s.ctl("-n", s.ns, "patch", "networkpolicy", "p", "--type=json", "-p", `[{"op":"remove","path":"/spec/ingress/0/from/1"}]`)
+	s.reaches(false, s.ns, "web-n3", guarded)
+	s.reaches(true, s.ns, "web-a1", guarded) // by its label
+	s.ctl("-n", s.ns, "delete", "networkpolicy", "p")
+	s.reaches(true, s.ns, "web-n2", guarded)
 }
 
 func (s *sixAlone) streams() {
