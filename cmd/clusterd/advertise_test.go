@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -160,6 +161,32 @@ func TestJoinCommandQuoted(t *testing.T) {
 	} {
 		if got := joinCommand(netip.MustParseAddrPort(addr), pki.Token{}); !strings.HasPrefix(got, want) {
 			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+func TestStandaloneRange(t *testing.T) {
+	four, six := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
+	for _, tc := range []struct {
+		text string
+		node netip.Addr
+		want string // "": refused
+	}{
+		{"", four, DefaultStandaloneCIDR},
+		{"", six, DefaultStandaloneCIDR6},
+		{"10.1.2.0/29", six, "10.1.2.0/29"},
+		{"fd01::/64", four, "fd01::/64"},
+		{"fd01::/48", six, "fd01::/48"},
+		{"10.1.2.0/30", four, ""},
+		{"10.1.2.1/24", four, ""},
+		{"fd01::/72", six, ""},
+		{"fd01::1/64", six, ""},
+		{"::ffff:10.0.0.0/64", six, ""},
+		{"10.1.2.0", four, ""},
+	} {
+		got, err := standaloneRange(tc.text, tc.node)
+		if tc.want == "" && (err == nil || !strings.Contains(err.Error(), "--pod-cidr "+strconv.Quote(tc.text))) || tc.want != "" && (err != nil || got.String() != tc.want) {
+			t.Errorf("%q: %s, %v; want %q", tc.text, got, err, tc.want)
 		}
 	}
 }
