@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -345,27 +344,6 @@ func (c *Netns) launch(n Node, command ...string) error {
 
 func (c *Netns) outPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+".out") }
 func (c *Netns) pidPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+".pid") }
-
-var joinLine = regexp.MustCompile(`(?m)^clusterd (join \S+ --token \S+)$`)
-
-// joinLines waits for the lines that `clusterd init` prints: to add a server,
-// and to add an agent.
-func (c *Netns) joinLines(ctx context.Context, n Node) (server, agent []string, err error) {
-	err = c.poll(ctx, n, "to begin the cluster", func() bool {
-		b, err := os.ReadFile(c.outPath(n))
-		if err != nil {
-			return false
-		}
-		lines := joinLine.FindAllSubmatch(b, -1)
-		if len(lines) < 2 {
-			return false
-		}
-		unquote := strings.NewReplacer("'", "") // addresses of IPv6 are quoted, for shells
-		server, agent = strings.Fields(unquote.Replace(string(lines[0][1]))), strings.Fields(unquote.Replace(string(lines[1][1])))
-		return true
-	})
-	return server, agent, err
-}
 
 // waitServing waits until the node's own API is ready.
 func (c *Netns) waitServing(ctx context.Context, n Node) error {

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -307,6 +308,27 @@ func (c *Netns) comeBack(n Node) (int, error) {
 		}
 	}
 	return 0, ErrNotRunning
+}
+
+var joinLine = regexp.MustCompile(`(?m)^clusterd (join \S+ --token \S+)$`)
+
+// joinLines waits for the lines that `clusterd init` prints: to add a server,
+// and to add an agent.
+func (c *Netns) joinLines(ctx context.Context, n Node) (server, agent []string, err error) {
+	err = c.poll(ctx, n, "to begin the cluster", func() bool {
+		b, err := os.ReadFile(c.outPath(n))
+		if err != nil {
+			return false
+		}
+		lines := joinLine.FindAllSubmatch(b, -1)
+		if len(lines) < 2 {
+			return false
+		}
+		unquote := strings.NewReplacer("'", "") // addresses of IPv6 are quoted, for shells
+		server, agent = strings.Fields(unquote.Replace(string(lines[0][1]))), strings.Fields(unquote.Replace(string(lines[1][1])))
+		return true
+	})
+	return server, agent, err
 }
 
 // clusterd is the program of a machine.
