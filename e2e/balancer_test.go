@@ -30,21 +30,23 @@ type balanced struct {
 // is on the node, and asks it from the host.
 func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 	t.Helper()
-	first := e.Nodes()[0].Addr.As4()
-	net24 := fmt.Sprintf("%d.%d.%d.", first[0], first[1], first[2])
+	addrs := map[string]netip.Addr{}
+	for _, n := range e.Nodes() {
+		addrs[n.Name] = n.Addr
+	}
 	e.eventually("every node says its network", func(ctx context.Context) error { // else addresses of it go to others, too
 		all, err := e.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		for _, n := range all.Items {
-			if r, err := netip.ParsePrefix(n.Annotations[ournames.AnnounceNetworks]); err != nil || !r.Contains(e.Nodes()[0].Addr) {
+			if r, err := netip.ParsePrefix(n.Annotations[ournames.AnnounceNetworks]); err != nil || !r.Contains(addrs[n.Name]) {
 				return fmt.Errorf("%s announces addresses in %q (%v)", n.Name, n.Annotations[ournames.AnnounceNetworks], err)
 			}
 		}
 		return nil
 	})
-	e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+net24+"200-"+net24+"230")
+	e.ctl("-n", "kube-system", "create", "configmap", "clusterd-load-balancer", "--from-literal=addresses="+poolBeside(e.Nodes()[0].Addr))
 	for i := range 30 {
 		s := e.service(ns, fmt.Sprintf("lb-%d", i), func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeLoadBalancer })
 		var vip, has string
@@ -63,7 +65,7 @@ func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 				if err != nil {
 					return err
 				}
-				if strings.Contains(string(out), " "+vip+"/32 ") {
+				if strings.Contains(string(out), " "+vip+"/32 ") || strings.Contains(string(out), " "+vip+"/128 ") {
 					has = n.Name
 				}
 			}
@@ -81,7 +83,7 @@ func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 		if has != node {
 			continue
 		}
-		b := balanced{url: "http://" + vip + "/", vip: vip}
+		b := balanced{url: "http://" + net.JoinHostPort(vip, "80") + "/", vip: vip}
 		e.eventually("the host is answered by "+vip, func(context.Context) error {
 			if _, err := fromHost(b.url); err != nil {
 				return err
@@ -106,6 +108,13 @@ func balancedOn(t *testing.T, e *env, ns, node string) balanced {
 	}
 	t.Fatalf("none of 30 addresses is on %s", node)
 	return balanced{}
+}
+
+// poolBeside are addresses of a machine's network that no machine has.
+func poolBeside(machine netip.Addr) string {
+	first, last := machine.AsSlice(), machine.AsSlice()
+	first[len(first)-1], last[len(last)-1] = 200, 230
+	return net.IP(first).String() + "-" + net.IP(last).String()
 }
 
 // moves waits until the host is answered by the address again, over another
@@ -143,7 +152,7 @@ func fromHost(url string) (string, error) {
 
 // neighbour is the MAC that the host sends to for an address.
 func neighbour(addr string) (string, error) {
-	all, err := netlink.NeighList(0, netlink.FAMILY_V4)
+	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {
 		return "", err
 	}

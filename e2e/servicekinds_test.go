@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -502,31 +499,12 @@ func (s *served) passes(method, path string) {
 
 func forwarded(s *served) {
 	s.service(s.ns, "forwarded", nil)
-	ctx, cancel := context.WithTimeout(s.t.Context(), testTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, s.Bin("clusterctl"), "-n", s.ns, "port-forward", "svc/forwarded", ":80", "--address=127.0.0.1")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.kubeconfig())
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	defer func() {
-		cancel()
-		_ = cmd.Wait() // it was killed
-	}()
-	var port int
-	if _, err := fmt.Fscanf(out, "Forwarding from 127.0.0.1:%d -> 8080", &port); err != nil {
-		s.t.Fatalf("%v %s", err, said.String())
-	}
+	url, end := s.forward(s.ns, "svc/forwarded", ":80")
+	defer end()
 	s.eventually("a pod answers by the forwarded port", func(context.Context) error {
-		page, err := fromHost(fmt.Sprintf("http://127.0.0.1:%d/", port))
+		page, err := fromHost(url)
 		if err != nil || !slices.Contains(s.names(), answerer(page)) {
-			return fmt.Errorf("%q, %w; %s", page, err, said.String())
+			return fmt.Errorf("%q, %w", page, err)
 		}
 		return nil
 	})

@@ -149,6 +149,9 @@ func podResolv(pod *v1.Pod, host resolv, dns []netip.Addr, domain string, warn f
 		r.options = []string{"ndots:5"}
 	default:
 		r = resolv{slices.Clone(host.servers), slices.Clone(host.search), slices.Clone(host.options)}
+		if !pod.Spec.HostNetwork {
+			r.servers = reached(host.servers, dns, warn)
+		}
 	}
 	if c := pod.Spec.DNSConfig; c != nil {
 		r.servers = append(r.servers, c.Nameservers...)
@@ -160,6 +163,26 @@ func podResolv(pod *v1.Pod, host resolv, dns []netip.Addr, domain string, warn f
 	r.servers, r.search, r.options = unique(r.servers), unique(r.search), unique(r.options)
 	r.bound(warn)
 	return r
+}
+
+// reached are the host's servers without those at link-local addresses, as routers of
+// IPv6 announce them: they are on the host's link, and pods are on another. Where there is
+// no other server, the cluster's ask them.
+func reached(servers []string, dns []netip.Addr, warn func(reason, message string)) []string {
+	out := slices.DeleteFunc(slices.Clone(servers), func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err == nil && a.Is6() && a.IsLinkLocalUnicast()
+	})
+	if len(out) > 0 || len(servers) == 0 {
+		return out
+	}
+	for _, a := range dns {
+		out = append(out, a.String())
+	}
+	if len(out) == 0 {
+		warn("DNSConfigForming", "The node's name servers have link-local addresses, which pods do not reach, and there is no cluster DNS; the pod has no name server: "+strings.Join(servers, " "))
+	}
+	return out
 }
 
 // setOption adds an option, in the place of one of that name.

@@ -100,6 +100,33 @@ func TestPodResolv(t *testing.T) {
 	}
 }
 
+// TestPodResolvLinkLocal: a server on the host's link is left out for pods on their own,
+// and asked by the cluster's where there is no other.
+func TestPodResolvLinkLocal(t *testing.T) {
+	dns := []netip.Addr{netip.MustParseAddr("fd00:10:96::a")}
+	for _, tt := range []struct {
+		name, host  string
+		hostNetwork bool
+		dns         []netip.Addr
+		want        string
+		warns       bool
+	}{
+		{"beside another", "nameserver fe80::1%eth0\nnameserver 2001:db8::53\n", false, dns, "nameserver 2001:db8::53\n", false},
+		{"alone", "nameserver fe80::1%eth0\n", false, dns, "nameserver fd00:10:96::a\n", false},
+		{"alone, of the host's network", "nameserver fe80::1%eth0\n", true, dns, "nameserver fe80::1%eth0\n", false},
+		{"alone, without cluster DNS", "nameserver fe80::1%eth0\n", false, nil, "", true},
+		{"of a cloud", "nameserver 169.254.169.254\n", false, dns, "nameserver 169.254.169.254\n", false},
+		{"no server", "", false, dns, "", false},
+	} {
+		var warned []string
+		p := &v1.Pod{Spec: v1.PodSpec{DNSPolicy: v1.DNSDefault, HostNetwork: tt.hostNetwork}}
+		got := podResolv(p, parseResolv(tt.host), tt.dns, "c.local", func(_, message string) { warned = append(warned, message) })
+		if got.String() != tt.want || (len(warned) > 0) != tt.warns {
+			t.Errorf("%s: %q, warned %q; want %q", tt.name, got, warned, tt.want)
+		}
+	}
+}
+
 // TestHostResolv: a server that only the host itself can ask is of no use to a
 // pod, so the file behind systemd-resolved's stub is taken.
 func TestHostResolv(t *testing.T) {

@@ -71,6 +71,7 @@ func initCommand() *cobra.Command {
 				if err := prepareInit(cfg); err != nil {
 					return err
 				}
+				fmt.Fprintf(cmd.OutOrStdout(), "# Addresses of pods: %s, of Services: %s; this node's: %s\n", cfg.ClusterCIDR, cfg.ServiceCIDR, cfg.Advertise)
 			} else {
 				for _, fixed := range []string{"cluster-cidr", "service-cidr"} {
 					if cmd.Flags().Changed(fixed) {
@@ -159,6 +160,7 @@ this machine in with "clusterctl members approve CODE --role ROLE".`,
 			if err != nil {
 				return err
 			}
+			cfg.Toward = server
 			if err := start(cmd, &cfg); err != nil {
 				return err
 			}
@@ -317,7 +319,7 @@ func start(cmd *cobra.Command, cfg *Config) error {
 	if err := cfg.load(cmd.Flags()); err != nil {
 		return err
 	}
-	return cfg.checkMachine()
+	return errors.Join(cfg.checkMachine(), cfg.settleAddress(cmd.Context()))
 }
 
 func needRoot(cmd *cobra.Command) error {

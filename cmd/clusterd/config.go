@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -37,8 +36,12 @@ type Config struct {
 	File string `json:"-"`
 	// Advertise is the address the other nodes reach this one at. Default: the
 	// address of the interface with the default route, else the first address
-	// that is not loopback, else loopback.
+	// that is not loopback, else loopback; in each case one of IPv4 if there is one.
+	// When it joins, it is of the IP family of the server's address.
 	Advertise string `json:"advertise"`
+	// Toward is the server, HOST:PORT, through which this machine joins a cluster: the
+	// default of Advertise is of an IP family by which that is reached. Empty: any.
+	Toward string `json:"-"`
 	// Port serves the API, raft, gossip and node calls: TCP, and UDP for gossip.
 	Port uint16 `json:"port"`
 	// KubeletPort serves metrics, stats and logs of this node to those who show
@@ -51,10 +54,12 @@ type Config struct {
 	CgroupRoot string `json:"cgroupRoot"`
 	// ClusterCIDR is the range pod addresses come from, fixed at init; or two ranges
 	// of different IP families with a comma between, the cluster's own family first.
-	// A second one may be added later, behind the first, on every node.
+	// A second one may be added later, behind the first, on every node. Default:
+	// 10.244.0.0/14, or fd00:10:244::/48 where Advertise is of IPv6.
 	ClusterCIDR string `json:"clusterCIDR,omitempty"`
 	// ServiceCIDR is the range Service addresses come from, fixed at init; one of
-	// each family that ClusterCIDR has, in the same order.
+	// each family that ClusterCIDR has, in the same order. Default: 10.96.0.0/16, or
+	// fd00:10:96::/112 where Advertise is of IPv6.
 	ServiceCIDR string `json:"serviceCIDR,omitempty"`
 	// ServiceNodePortRange are the ports of nodes that Services are given, FIRST-LAST;
 	// the same on every server. What Services have of another range they keep.
@@ -217,6 +222,10 @@ const (
 	DefaultClusterCIDR = "10.244.0.0/14"
 	DefaultServiceCIDR = "10.96.0.0/16"
 
+	// Those of clusters whose nodes have addresses of IPv6.
+	DefaultClusterCIDR6 = "fd00:10:244::/48"
+	DefaultServiceCIDR6 = "fd00:10:96::/112"
+
 	defaultClusterDomain = "cluster.local"
 )
 
@@ -226,8 +235,6 @@ func defaultConfig() Config {
 		Port:        DefaultPort,
 		KubeletPort: DefaultKubeletPort,
 		CgroupRoot:  "/clusterd",
-		ClusterCIDR: DefaultClusterCIDR,
-		ServiceCIDR: DefaultServiceCIDR,
 
 		ServiceNodePortRange: alloc.DefaultPorts.String(),
 
@@ -283,9 +290,9 @@ func (c *Config) complete() error {
 		return fmt.Errorf("--name %q: %s", c.Name, errs[0])
 	}
 	if c.Advertise == "" {
-		addr, err := findAddress()
+		addr, err := c.findAddress()
 		if err != nil {
-			return fmt.Errorf("--advertise: no address could be found (%w): give one", err)
+			return err
 		}
 		c.Advertise = addr.String()
 	}
@@ -301,6 +308,7 @@ func (c *Config) complete() error {
 	if !strings.HasPrefix(c.CgroupRoot, "/") || filepath.Clean(c.CgroupRoot) != c.CgroupRoot || c.CgroupRoot == "/" {
 		return fmt.Errorf("--cgroup-root %q: an absolute path below the root is required, such as /clusterd", c.CgroupRoot)
 	}
+	c.defaultRanges()
 	if err := c.checkRanges(); err != nil {
 		return err
 	}
@@ -440,45 +448,4 @@ func (c *Config) peerAddrs() ([]netip.AddrPort, error) {
 // addr is where the node listens and is reached.
 func (c *Config) addr() netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(c.Advertise), c.Port)
-}
-
-// findAddress chooses the address to advertise without sending a packet. No
-// default route is needed: a box on one cable, or none, is a cluster too.
-func findAddress() (netip.Addr, error) {
-	// "Connecting" a UDP socket only asks the routing table.
-	if c, err := net.Dial("udp", "192.0.2.1:9"); err == nil {
-		defer c.Close()
-		if a := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr(); !a.IsLoopback() {
-			return a.Unmap(), nil
-		}
-	}
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	var loopback netip.Addr
-	for _, i := range interfaces {
-		addrs, err := i.Addrs()
-		if err != nil {
-			return netip.Addr{}, err
-		}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err != nil {
-				continue
-			}
-			switch ip := p.Addr(); {
-			case i.Flags&net.FlagLoopback != 0: // addresses there are this machine's alone
-				if ip.IsLoopback() && ip.Is4() {
-					loopback = ip
-				}
-			case ip.IsGlobalUnicast() && ip.Is4():
-				return ip, nil
-			}
-		}
-	}
-	if loopback.IsValid() {
-		return loopback, nil
-	}
-	return netip.Addr{}, errors.New("no interface is up")
 }

@@ -61,6 +61,7 @@ The exit status is 1 if there is a problem, and 0 if there are only warnings.`,
 				if server, err = serverAddress(server); err != nil {
 					return err
 				}
+				cfg.Toward = server
 			}
 			configured := cfg.load(cmd.Flags())
 			machine := examine(cmd.Context(), cfg, configured, server)

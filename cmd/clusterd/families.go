@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -12,9 +13,30 @@ import (
 
 // An example of ranges of both families, for messages.
 const (
-	exampleClusterCIDRs = DefaultClusterCIDR + ",fd00:10:244::/48"
-	exampleServiceCIDRs = DefaultServiceCIDR + ",fd00:10:96::/112"
+	exampleClusterCIDRs = DefaultClusterCIDR + "," + DefaultClusterCIDR6
+	exampleServiceCIDRs = DefaultServiceCIDR + "," + DefaultServiceCIDR6
 )
+
+// defaultRanges fills in the ranges that were left out: of the family of the other
+// one, if that was given, else of the node's address.
+func (c *Config) defaultRanges() {
+	six := familyOf(c.addr().Addr()).six
+	for _, given := range []string{c.ServiceCIDR, c.ClusterCIDR} {
+		if r, err := join.ParseRanges(given); err == nil {
+			six = r[0].Addr().Is6()
+		}
+	}
+	pods, services := DefaultClusterCIDR, DefaultServiceCIDR
+	if six {
+		pods, services = DefaultClusterCIDR6, DefaultServiceCIDR6
+	}
+	if c.ClusterCIDR == "" {
+		c.ClusterCIDR = pods
+	}
+	if c.ServiceCIDR == "" {
+		c.ServiceCIDR = services
+	}
+}
 
 // nodeBits6 is the length of the IPv6 range of a node's pods.
 const nodeBits6 = 64
@@ -68,11 +90,25 @@ func (c *Config) checkFamily() error {
 	return err
 }
 
+// checkFirstFamily refuses to begin a cluster of IPv4 ranges on nodes of IPv6 addresses:
+// its pods would not reach the API. Clusters that were begun so go on.
+func (c *Config) checkFirstFamily() error {
+	if !familyOf(c.addr().Addr()).six || c.podRanges()[0].Addr().Is6() {
+		return nil
+	}
+	return fmt.Errorf("--cluster-cidr %s, --service-cidr %s: the nodes' addresses are of IPv6, as --advertise %s is, and so must be the first range of both: leave the two flags out (%s and %s are taken then), or give an IPv4 address of this machine with --advertise",
+		c.ClusterCIDR, c.ServiceCIDR, c.Advertise, DefaultClusterCIDR6, DefaultServiceCIDR6)
+}
+
 // podRanges are the pods' ranges, the cluster's own family first.
-func (c *Config) podRanges() join.Ranges { return mustRanges(c.ClusterCIDR) }
+func (c *Config) podRanges() join.Ranges {
+	return mustRanges(cmp.Or(c.ClusterCIDR, DefaultClusterCIDR))
+}
 
 // serviceRanges are the Services' ranges, in the same order.
-func (c *Config) serviceRanges() join.Ranges { return mustRanges(c.ServiceCIDR) }
+func (c *Config) serviceRanges() join.Ranges {
+	return mustRanges(cmp.Or(c.ServiceCIDR, DefaultServiceCIDR))
+}
 
 // mustRanges parses what complete has checked.
 func mustRanges(text string) join.Ranges {

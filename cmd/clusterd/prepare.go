@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/clusterd/clusterd/durable"
@@ -26,6 +27,9 @@ import (
 // prepareInit writes the data directory of a cluster's first node. On error
 // nothing of it stays.
 func prepareInit(cfg Config) error {
+	if err := cfg.checkFirstFamily(); err != nil {
+		return err
+	}
 	return prepare(cfg, func(dir keyDir) error {
 		now := time.Now()
 		ca, err := pki.NewCA("cluster", now)
@@ -253,7 +257,7 @@ func certNames(cfg Config) []string {
 func serverAddress(s string) (string, error) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		host, port = s, strconv.Itoa(DefaultPort)
+		host, port = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), strconv.Itoa(DefaultPort)
 	}
 	if host == "" {
 		return "", fmt.Errorf("the address %q: give HOST or HOST:PORT of a member", s)

@@ -23,13 +23,15 @@ import (
 const (
 	DefaultStandaloneData = "/var/lib/clusterd-standalone"
 	DefaultStandaloneCIDR = "10.243.0.0/24"
+	// DefaultStandaloneCIDR6 is for machines whose address is of IPv6.
+	DefaultStandaloneCIDR6 = "fd00:10:243::/64"
 )
 
 func standaloneCommand() *cobra.Command {
 	cfg := defaultConfig()
 	cfg.Data = DefaultStandaloneData
 	cfg.CgroupRoot = "/clusterd-standalone"
-	podCIDR := DefaultStandaloneCIDR
+	var podCIDR string
 	var archives []string
 	var once bool
 	cmd := &cobra.Command{
@@ -54,9 +56,9 @@ The node's API is served on the socket agent.sock in the data directory.`,
 			if err := start(cmd, &cfg); err != nil {
 				return err
 			}
-			cidr, err := netip.ParsePrefix(podCIDR)
-			if err != nil || cidr != cidr.Masked() || !cidr.Addr().Is4() || cidr.Bits() > 29 {
-				return fmt.Errorf("--pod-cidr %q: a range of at least 8 addresses is required, such as %s", podCIDR, DefaultStandaloneCIDR)
+			cidr, err := standaloneRange(podCIDR, cfg.addr().Addr())
+			if err != nil {
+				return err
 			}
 			if dataDir(cfg.Data).member() {
 				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another directory", cfg.Data)
@@ -65,13 +67,32 @@ The node's API is served on the socket agent.sock in the data directory.`,
 		},
 	}
 	cfg.addFlags(cmd.Flags())
-	cmd.Flags().StringVar(&podCIDR, "pod-cidr", podCIDR, "range of pod addresses")
+	cmd.Flags().StringVar(&podCIDR, "pod-cidr", "", "range of pod addresses (default: "+DefaultStandaloneCIDR+", or "+DefaultStandaloneCIDR6+" on a machine with IPv6 addresses only)")
 	cmd.Flags().StringArrayVar(&archives, "image", nil, "image archive to load first, as docker save writes it; may be repeated")
 	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods to completion and exit: 0 if all succeeded, else 1")
 	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims"} { // of clusters
 		_ = cmd.Flags().MarkHidden(name)
 	}
 	return cmd
+}
+
+// standaloneRange reads --pod-cidr; empty: of the family of the node's address.
+func standaloneRange(text string, node netip.Addr) (netip.Prefix, error) {
+	if text == "" {
+		text = DefaultStandaloneCIDR
+		if familyOf(node).six {
+			text = DefaultStandaloneCIDR6
+		}
+	}
+	cidr, err := netip.ParsePrefix(text)
+	most := 29
+	if err == nil && cidr.Addr().Is6() {
+		most = nodeBits6
+	}
+	if err != nil || cidr != cidr.Masked() || cidr.Addr().Is4In6() || cidr.Bits() > most {
+		return cidr, fmt.Errorf("--pod-cidr %q: a range of at least 8 addresses is required, such as %s, or a /%d of IPv6 or a larger one, such as %s", text, DefaultStandaloneCIDR, nodeBits6, DefaultStandaloneCIDR6)
+	}
+	return cidr, nil
 }
 
 // standalone runs the agent and nothing else until ctx ends; once: until the

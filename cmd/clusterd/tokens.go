@@ -49,7 +49,11 @@ func (m *Main) printJoinLines(ctx context.Context, out io.Writer, ttl time.Durat
 
 // joinCommand is the command line that makes another machine join.
 func joinCommand(server netip.AddrPort, token pki.Token) string {
-	return fmt.Sprintf("clusterd join %s --token %s", server, token)
+	at := server.String()
+	if server.Addr().Is6() {
+		at = "'" + at + "'" // shells have a meaning for its brackets
+	}
+	return fmt.Sprintf("clusterd join %s --token %s", at, token)
 }
 
 // maxTokenOrigins is how many ranges of addresses a token may name.

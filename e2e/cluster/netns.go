@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -43,7 +42,9 @@ type Config struct {
 	// letters; default "clusterd-demo".
 	Bridge string
 	// Subnet is the machines' network. The host has the first address, the
-	// nodes follow. Default 10.89.0.0/24.
+	// nodes follow. Default 10.89.0.0/24. With a network of IPv6 the machines have
+	// no address of IPv4 but on the loopback, their own address is not of use before
+	// the kernel has made sure of it, and clusterd finds it by itself.
 	Subnet netip.Prefix
 	// Subnet6 is the machines' network of IPv6 beside Subnet, on one segment; not
 	// valid: they have IPv4 alone, as has the last of them so many as Only4 says.
@@ -144,7 +145,7 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 		var addr6 netip.Addr
 		if cfg.Subnet6.IsValid() && i < cfg.Nodes+cfg.Agents-cfg.Only4 {
 			b := cfg.Subnet6.Masked().Addr().As16()
-			b[15] = addr.As4()[3]
+			b[15] = addr.AsSlice()[addr.BitLen()/8-1]
 			addr6 = netip.AddrFrom16(b)
 		}
 		c.state.Nodes = append(c.state.Nodes, Node{
@@ -315,7 +316,10 @@ func (c *Netns) launch(n Node, command ...string) error {
 		args = append(args, "--advertise", n.Addr.String())
 	}
 	if command[0] != "run" {
-		args = append(args, "--name", n.Name, "--advertise", n.Addr.String(), "--cgroup-root", n.CgroupRoot)
+		args = append(args, "--name", n.Name, "--cgroup-root", n.CgroupRoot)
+		if n.Addr.Is4() {
+			args = append(args, "--advertise", n.Addr.String())
+		}
 		// The machines share this one's disk: how full it is says nothing of them.
 		args = append(args, "--eviction-hard", "memory.available<100Mi", "--image-gc-high", "100", "--image-gc-low", "99")
 		args = append(args, c.cfg.Args...)
@@ -341,26 +345,6 @@ func (c *Netns) launch(n Node, command ...string) error {
 
 func (c *Netns) outPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+".out") }
 func (c *Netns) pidPath(n Node) string { return filepath.Join(c.cfg.Dir, n.Name+".pid") }
-
-var joinLine = regexp.MustCompile(`(?m)^clusterd (join \S+ --token \S+)$`)
-
-// joinLines waits for the lines that `clusterd init` prints: to add a server,
-// and to add an agent.
-func (c *Netns) joinLines(ctx context.Context, n Node) (server, agent []string, err error) {
-	err = c.poll(ctx, n, "to begin the cluster", func() bool {
-		b, err := os.ReadFile(c.outPath(n))
-		if err != nil {
-			return false
-		}
-		lines := joinLine.FindAllSubmatch(b, -1)
-		if len(lines) < 2 {
-			return false
-		}
-		server, agent = strings.Fields(string(lines[0][1])), strings.Fields(string(lines[1][1]))
-		return true
-	})
-	return server, agent, err
-}
 
 // waitServing waits until the node's own API is ready.
 func (c *Netns) waitServing(ctx context.Context, n Node) error {

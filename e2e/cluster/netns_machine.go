@@ -2,14 +2,15 @@ package cluster
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/big"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,7 +57,7 @@ func (c *Netns) addressBridge(host netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.AddrAdd(bridge, c.onSubnet(host)); err != nil {
+	if err := netlink.AddrAdd(bridge, atOnce(c.onSubnet(host))); err != nil {
 		return fmt.Errorf("give bridge %s the address %s: %w", c.state.Bridge, host, err)
 	}
 	return netlink.LinkSetUp(bridge)
@@ -126,7 +127,11 @@ func (c *Netns) makeMachine(n Node) error {
 		if err != nil {
 			return err
 		}
-		if err := netlink.AddrAdd(eth, c.onSubnet(n.Addr)); err != nil {
+		own := c.onSubnet(n.Addr)
+		if n.Name == router {
+			own = atOnce(own)
+		}
+		if err := netlink.AddrAdd(eth, own); err != nil {
 			return err
 		}
 		if n.Addr6.IsValid() {
@@ -141,7 +146,13 @@ func (c *Netns) makeMachine(n Node) error {
 		if c.cfg.Far == 0 || n.Name == router {
 			return nil
 		}
-		return netlink.RouteAdd(&netlink.Route{Gw: routerOn(c.subnetOf(n.Addr)).AsSlice()})
+		if n.Addr.Is6() {
+			// The router's redirects would lead past it.
+			if err := sysctl.Set(map[string]string{"net.ipv6.conf.eth0.accept_redirects": "0"}); err != nil {
+				return err
+			}
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth.Attrs().Index, Gw: routerOn(c.subnetOf(n.Addr)).AsSlice()})
 	})
 }
 
@@ -150,9 +161,11 @@ const router = "gw" // short, as the interface bears it
 
 // FarSubnet is the segment behind the router: the next one of the same size.
 func FarSubnet(near netip.Prefix) netip.Prefix {
-	b := near.Masked().Addr().As4()
-	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+1<<(32-near.Bits()))
-	return netip.PrefixFrom(netip.AddrFrom4(b), near.Bits())
+	b := near.Masked().Addr().AsSlice()
+	var step big.Int
+	step.Lsh(big.NewInt(1), uint(near.Addr().BitLen()-near.Bits())) //nolint:gosec // not negative
+	next, _ := netip.AddrFromSlice(step.Add(&step, new(big.Int).SetBytes(b)).FillBytes(b))
+	return netip.PrefixFrom(next, near.Bits())
 }
 
 // routerOn is the router's address in a segment: one that no machine gets.
@@ -186,8 +199,11 @@ func (c *Netns) makeRouter(host netip.Addr) error {
 		if err != nil {
 			return err
 		}
-		if err := netlink.AddrAdd(eth, c.onSubnet(routerOn(far))); err != nil {
+		if err := netlink.AddrAdd(eth, atOnce(c.onSubnet(routerOn(far)))); err != nil {
 			return err
+		}
+		if far.Addr().Is6() {
+			return sysctl.Set(sysctl.Router6())
 		}
 		return sysctl.Set(map[string]string{
 			"net.ipv4.ip_forward": "1",
@@ -200,6 +216,15 @@ func (c *Netns) makeRouter(host netip.Addr) error {
 // onSubnet is an address with the length of the machines' network.
 func (c *Netns) onSubnet(a netip.Addr) *netlink.Addr {
 	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(c.state.Subnet.Bits(), a.BitLen())}}
+}
+
+// atOnce has an address of IPv6 be of use before the kernel has made sure that no other
+// machine has it.
+func atOnce(a *netlink.Addr) *netlink.Addr {
+	if a.IP.To4() == nil {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	return a
 }
 
 // readdress replaces a machine's address.
@@ -283,6 +308,27 @@ func (c *Netns) comeBack(n Node) (int, error) {
 		}
 	}
 	return 0, ErrNotRunning
+}
+
+var joinLine = regexp.MustCompile(`(?m)^clusterd (join \S+ --token \S+)$`)
+
+// joinLines waits for the lines that `clusterd init` prints: to add a server,
+// and to add an agent.
+func (c *Netns) joinLines(ctx context.Context, n Node) (server, agent []string, err error) {
+	err = c.poll(ctx, n, "to begin the cluster", func() bool {
+		b, err := os.ReadFile(c.outPath(n))
+		if err != nil {
+			return false
+		}
+		lines := joinLine.FindAllSubmatch(b, -1)
+		if len(lines) < 2 {
+			return false
+		}
+		unquote := strings.NewReplacer("'", "") // addresses of IPv6 are quoted, for shells
+		server, agent = strings.Fields(unquote.Replace(string(lines[0][1]))), strings.Fields(unquote.Replace(string(lines[1][1])))
+		return true
+	})
+	return server, agent, err
 }
 
 // clusterd is the program of a machine.

@@ -58,6 +58,24 @@ func (r *Ranges) UnmarshalText(b []byte) (err error) {
 // widens reports whether to is r with a second range.
 func (r Ranges) widens(to Ranges) bool { return len(r) == 1 && len(to) == 2 && r[0] == to[0] }
 
+// reached refuses a machine whose address is of an IP family that the cluster's first
+// range is not of, unless there are servers with such addresses: nodes would not reach
+// one another.
+func (c Cluster) reached(addr netip.Addr, servers []ServerAddr) error {
+	four := addr.Unmap().Is4()
+	if len(c.ClusterCIDR) == 0 || c.ClusterCIDR[0].Addr().Is4() == four {
+		return nil
+	}
+	if slices.ContainsFunc(servers, func(s ServerAddr) bool { return s.Addr.Addr().Unmap().Is4() == four }) {
+		return nil
+	}
+	want := "IPv6"
+	if !four {
+		want = "IPv4"
+	}
+	return &Refusal{CodeRequest, fmt.Sprintf("the address %s: the nodes of this cluster have addresses of %s, as the first range of its pods, %s: give an %[2]s address of this machine with --advertise", addr, want, c.ClusterCIDR[0])}
+}
+
 // Widen adds to the cluster's settings the ranges of a second IP family that this
 // node's configuration has and they lack, so that those who join receive them. Any
 // other difference is an error: addresses were given out of the ranges.

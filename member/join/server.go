@@ -169,6 +169,9 @@ func (s *Server) admit(ctx context.Context, req Request, peer string, now time.T
 		if err != nil {
 			return nil, err
 		}
+		if err := cluster.reached(req.Addr.Addr(), s.Servers()); err != nil {
+			return nil, err
+		}
 		trust := s.Trust()
 		if trust.Separated() && !req.Separate {
 			return nil, &Refusal{CodeRequest, fmt.Sprintf("this cluster has an authority for each purpose, which clusterd %s does not know: install the version that the cluster has", cut(req.Version))}

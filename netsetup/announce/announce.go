@@ -277,45 +277,6 @@ func (a *Announcer) find() (link netlink.Link, has map[netip.Addr]presence, err 
 	return link, has, nil
 }
 
-// Beside is an address of the other IP family on the interface that has the node's:
-// one of a network rather than one that stands alone, and none that comes and goes or
-// is announced here. Not valid: there is none.
-func Beside(cfg Config) (netip.Addr, error) {
-	a, err := Open(cfg)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer a.Close()
-	link, _, err := a.find()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	family := netlink.FAMILY_V6
-	if cfg.Node.Is6() {
-		family = netlink.FAMILY_V4
-	}
-	addrs, err := nlretry.List(func() ([]netlink.Addr, error) { return a.h.AddrList(link, family) })
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	var alone netip.Addr
-	for _, k := range addrs {
-		ip, ok := netip.AddrFromSlice(k.IP)
-		ip = ip.Unmap()
-		passing := k.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_DADFAILED) != 0 || ip.Is6() && k.Flags&unix.IFA_F_TEMPORARY != 0
-		if !ok || !ip.IsGlobalUnicast() || passing || slices.Contains(a.own, ip) {
-			continue
-		}
-		if ones, bits := k.Mask.Size(); ones < bits {
-			return ip, nil
-		}
-		if !alone.IsValid() {
-			alone = ip
-		}
-	}
-	return alone, nil
-}
-
 // Networks are those of the addresses of the interface that has the node's: neighbours
 // ask there for addresses of these networks, and routers send them on by it.
 func Networks(node netip.Addr) ([]netip.Prefix, error) {
