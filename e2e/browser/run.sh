@@ -26,7 +26,7 @@ ip netns add "$space"
 ip link add eth0 netns "$space" type veth peer name "cdui$$"
 ip link set "cdui$$" master clusterd-ui up
 ip -n "$space" link set lo up
-ip -n "$space" address add 10.91.0.200/24 dev eth0
+ip -n "$space" address add 10.91.0.100/24 dev eth0 # none of the demo's pool
 ip -n "$space" link set eth0 up
 export CLUSTERD_UI=https://10.91.0.2:6443/ui/ CLUSTERD_CTL=$dir/ctl CLUSTERD_UI_SHOTS=$repo/bin/ui
 cd e2e/browser && nsenter --net=/run/netns/"$space" "$dir/browser.test" -test.v ${RUN:+-test.run "$RUN"}
