@@ -32,7 +32,8 @@ func (g *group) add(name string, run func(ctx context.Context) error) {
 }
 
 // run blocks until ctx ends or a part does, then stops all. It returns the
-// error of the part that ended early, if one did.
+// error of the part that ended early, if one did; for the others that is the cause
+// (context.Cause) why theirs ended.
 func (g *group) run(ctx context.Context) error {
 	type ending struct {
 		name string
@@ -40,14 +41,14 @@ func (g *group) run(ctx context.Context) error {
 	}
 	type running struct {
 		part
-		cancel context.CancelFunc
+		cancel context.CancelCauseFunc
 		done   chan struct{}
 	}
 	ended := make(chan ending, len(g.parts))
 	live := make([]running, 0, len(g.parts))
 	for _, p := range g.parts {
 		// Parts are stopped one by one, not by ctx.
-		pctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		pctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		r := running{p, cancel, make(chan struct{})}
 		live = append(live, r)
 		go func() {
@@ -60,7 +61,7 @@ func (g *group) run(ctx context.Context) error {
 				ended <- ending{p.name, err}
 				return
 			}
-			if err != nil && !errors.Is(err, context.Canceled) {
+			if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.Cause(pctx)) {
 				g.log.Warn("a part did not stop cleanly", "part", p.name, "err", err)
 			}
 		}()
@@ -79,7 +80,7 @@ func (g *group) run(ctx context.Context) error {
 	}
 	for i := len(live) - 1; i >= 0; i-- {
 		r := live[i]
-		r.cancel()
+		r.cancel(first) // nil: context.Canceled
 		select {
 		case <-r.done:
 		case <-time.After(stopTimeout):

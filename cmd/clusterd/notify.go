@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 
@@ -30,6 +31,8 @@ func restoreNotifySocket() {
 // says at what, and when ctx ends that it stops (sd_notify(3), Type=notify in the
 // unit). A server is ready once it answers API requests, an agent when its port
 // listens: servers find it whenever they come up.
+// A process that goes on with another program does not stop: the manager would kill it
+// once TimeoutStopSec is over, whatever the new program says.
 // Without a service manager it does nothing. A manager that cannot be reached is
 // logged: the node runs all the same.
 func notifySystemd(ctx context.Context, log *slog.Logger, status string) error {
@@ -41,6 +44,10 @@ func notifySystemd(ctx context.Context, log *slog.Logger, status string) error {
 	}
 	notify(daemon.SdNotifyReady + "\nSTATUS=" + status)
 	<-ctx.Done()
+	if again := (*reexecError)(nil); errors.As(context.Cause(ctx), &again) {
+		notify("STATUS=starts again: " + again.why)
+		return nil
+	}
 	notify(daemon.SdNotifyStopping)
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -57,18 +58,48 @@ func TestNotifySystemd(t *testing.T) {
 	if sent, err := daemon.SdNotify(true, daemon.SdNotifyReady); sent || err != nil {
 		t.Errorf("a library's message was sent: %t, %v", sent, err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- notifySystemd(ctx, slog.New(slog.DiscardHandler), "answers at 192.0.2.7:6443") }()
-	if got := hear(); !strings.HasPrefix(got, "READY=1\n") || !strings.Contains(got, "192.0.2.7:6443") {
-		t.Errorf("ready: %q", got)
-	}
-	cancel()
-	if got := hear(); got != "STOPPING=1" {
-		t.Errorf("stopping: %q", got)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
+	// How it ends: it is asked to, a part fails, or it goes on with another program, as
+	// in a roll-out. Of that systemd must not hear that it stops: it kills after 90 s.
+	for _, tt := range []struct {
+		name string
+		ends error
+		want string
+	}{
+		{"asked to stop", nil, "STOPPING=1"},
+		{"a part fails", errors.New("no disk"), "STOPPING=1"},
+		{"another program", &reexecError{why: "this node goes on with version v2"}, "STATUS=starts again: this node goes on with version v2"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := &group{log: slog.New(slog.DiscardHandler)}
+			heard := make(chan struct{})
+			g.add("store", func(ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-heard:
+					return tt.ends
+				}
+			})
+			g.add("ready", func(ctx context.Context) error { return notifySystemd(ctx, g.log, "answers at 192.0.2.7:6443") })
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			done := make(chan error, 1)
+			go func() { done <- g.run(ctx) }()
+			if got := hear(); !strings.HasPrefix(got, "READY=1\n") || !strings.Contains(got, "192.0.2.7:6443") {
+				t.Errorf("ready: %q", got)
+			}
+			if tt.ends != nil {
+				close(heard)
+			} else {
+				stop()
+			}
+			if got := hear(); got != tt.want {
+				t.Errorf("at the end: %q, want %q", got, tt.want)
+			}
+			if err := <-done; !errors.Is(err, tt.ends) {
+				t.Errorf("the group: %v", err)
+			}
+		})
 	}
 }
 

@@ -69,7 +69,7 @@ func (a *clusterAPI) getTokenKeys(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, list)
 }
 
-// postTokenKeys makes another key, unless one was made within the last minute.
+// postTokenKeys makes another key, unless there is one that does not sign yet.
 func (a *clusterAPI) postTokenKeys(w http.ResponseWriter, r *http.Request) {
 	if err := a.rotateTokenKey(r.Context()); err != nil {
 		fail(w, err)

@@ -195,11 +195,11 @@ func TestNothingWithoutALogin(t *testing.T) {
 func TestEverythingForAnAdministrator(t *testing.T) {
 	p := open(t)
 	p.signIn("admin")
-	p.shows("3 of 3 Ready", "3 of 3 voters alive", "led by", "FailedScheduling")
+	p.shows("5 of 5 Ready", "3 of 3 voters alive", "led by", "FailedScheduling")
 	p.unharmed()
 	p.shoot("overview")
 	for place, want := range map[string][]string{
-		"#/nodes":            {"n1", "n2", "n3", "Ready", "Internal-IP"},
+		"#/nodes":            {"n1", "n2", "n3", "a1", "a2", "Ready", "Internal-IP"},
 		"#/workloads":        {"Deployments", "hello", "StatefulSets", "There are none."},
 		"#/pods":             {"hostile", "nowhere", "Pending", "Running"},
 		"#/members":          {"leader", "voter", "alive", "Term", "10.91.0.2:6443"},
@@ -255,7 +255,7 @@ func TestAPodsStory(t *testing.T) {
 	t.Run("who waits, and why", func(t *testing.T) {
 		p.t = t
 		p.goes("#/pods/hostile/nowhere")
-		p.shows("stuck", "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector")
+		p.shows("stuck", "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector")
 		p.unharmed()
 		p.shoot("pod-pending")
 		p.goes("#/pods/hostile/no-image")

@@ -160,8 +160,8 @@ func (k *Keys) Rotate(ctx context.Context, age time.Duration) (made bool, err er
 	}
 	next, cause := 1, Cause{}
 	if len(keys) > 0 {
-		newest := keys[len(keys)-1]
-		if k.now().Sub(newest.Created) < max(age, publishedFor) {
+		newest, now := keys[len(keys)-1], k.now()
+		if signer(keys, now).Number != newest.Number || now.Sub(newest.Created) < age {
 			return false, nil
 		}
 		// It follows the authority as the one before it does.
@@ -192,7 +192,7 @@ func (k *Keys) States(ctx context.Context) ([]State, error) {
 	states := make([]State, len(keys))
 	for i, key := range keys {
 		states[i] = State{ID: key.ID, Created: key.Created, Signs: key.Number == signs.Number, From: key.Created.Add(publishedFor)}
-		if i == 0 && len(keys) == 1 || key.cause.Alone {
+		if key.Number == 1 || key.cause.Alone { // there was none before it
 			states[i].From = key.Created
 		}
 		if i > 0 {

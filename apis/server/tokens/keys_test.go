@@ -168,7 +168,6 @@ func TestRotate(t *testing.T) {
 	s.follow(0, Cause{Authority: 3}, true)
 	old := s.token(0)
 	states(1, true)
-	rotate(0, 0, false) // it has not been published for a minute
 	s.now = s.now.Add(publishedFor)
 	rotate(0, time.Hour, false)
 	rotate(1, 0, true)
@@ -192,6 +191,36 @@ func TestRotate(t *testing.T) {
 	rotate(0, retiredFor, true)
 	s.good(old, false, "a year later")
 	s.drop(2, 3)
+}
+
+// TestRotateYoung: a key that signs is changed whatever its age, the first one and one that
+// stands alone, too; it signs until the next one has been published for a minute.
+func TestRotateYoung(t *testing.T) {
+	s := newServers(t)
+	old := s.token(0)
+	for _, alone := range []bool{false, true} {
+		if alone {
+			s.follow(0, Cause{Authority: 3, Alone: true}, true)
+			old = s.token(0)
+		}
+		for i, want := range []bool{true, false} {
+			if made, err := s.issuers[i].Keys.Rotate(t.Context(), 0); err != nil || made != want {
+				t.Fatalf("alone %t, asked %d times: made %t, %v, want %t", alone, i+1, made, err, want)
+			}
+		}
+		states, err := s.issuers[1].Keys.States(t.Context())
+		if err != nil || len(states) != 2 || !states[0].Signs || states[0].From.After(s.now) || !states[1].From.After(s.now) {
+			t.Fatalf("alone %t: %+v, %v", alone, states, err)
+		}
+		before := s.token(0)
+		s.now = s.now.Add(publishedFor)
+		after := s.token(0)
+		if of(t, before) != of(t, old) || of(t, after) == of(t, old) {
+			t.Errorf("alone %t: keys %s, %s, %s", alone, of(t, old), of(t, before), of(t, after))
+		}
+		s.good(before, true, "after the change")
+		s.good(after, true, "after the change")
+	}
 }
 
 // of is the id of the key that has signed a token.
