@@ -44,6 +44,13 @@ const (
 // and a segment of its own. It is empty or a number from 1 to 126.
 var lane = os.Getenv("CLUSTERD_E2E_LANE")
 
+// bridge is the name of this run's bridge: no other run's begins with it, since what
+// bears it must be gone at the end (cluster.Stays).
+func bridge() string {
+	n, _ := strconv.Atoi(lane)
+	return fmt.Sprintf("cde2e%03d", n)
+}
+
 // segment is where the nodes of this run's clusters have their addresses; the next
 // one may be used too, see cluster.FarSubnet.
 func segment() netip.Prefix {
@@ -130,7 +137,7 @@ func startBare(t *testing.T, nodes int, change ...func(*cluster.Config)) *env {
 	dir := filepath.Join(t.TempDir(), "c")
 	cfg := cluster.Config{
 		Dir: dir, Bin: bin(t), Nodes: nodes,
-		Bridge: "cde2e" + lane, Subnet: segment(),
+		Bridge: bridge(), Subnet: segment(),
 	}
 	for _, fn := range change {
 		fn(&cfg)
