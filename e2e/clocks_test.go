@@ -17,6 +17,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -32,7 +33,7 @@ func TestE2EClocks(t *testing.T) {
 	e.ready(4)
 	ns := e.namespace("clocks")
 	pods := podOnEach(e, ns)
-	kept := finishedJob(e, ns)
+	kept := finishedJob(e, ns, "kept")
 	in1970 := -time.Duration(time.Now().Unix()) * time.Second
 
 	for name, ahead := range map[string]time.Duration{"two days ahead": 48 * time.Hour, "two days behind": -48 * time.Hour, "in 1970": in1970} {
@@ -41,6 +42,9 @@ func TestE2EClocks(t *testing.T) {
 			asked := e.other(leader, "a1")
 			e.use(asked)
 			set(e, leader, ahead)
+			for range 20 { // its loops look at it
+				touch(e, ns, kept)
+			}
 			clockWrong(e, leader, ahead)
 			e.eventually("another one leads", func(context.Context) error {
 				if now := e.leader(); now == leader {
@@ -48,6 +52,8 @@ func TestE2EClocks(t *testing.T) {
 				}
 				return nil
 			})
+			touch(e, ns, kept)
+			finishedJob(e, ns, "after-"+strings.ReplaceAll(name, " ", "-")) // the loops have come behind that
 			untouched(e, ns, pods, kept)
 			set(e, leader, 0)
 			clockRight(e, leader)
@@ -96,18 +102,19 @@ func TestE2EClocks(t *testing.T) {
 					}
 				}
 				logged(e, "a1", "this machine's clock is wrong: it says "+time.Now().Add(ahead).UTC().Format("2006-01-02"), "agree on")
-				begin := time.Now()
+				var renewed *metav1.MicroTime
 				e.eventually("a1 renews its lease", func(ctx context.Context) error {
 					lease, err := e.api.CoordinationV1().Leases("kube-node-lease").Get(ctx, "a1", metav1.GetOptions{})
 					if err != nil {
 						return err
 					}
-					for _, m := range lease.ManagedFields {
-						if m.Time != nil && m.Time.After(begin) { // by the server's clock
-							return nil
-						}
+					if renewed == nil {
+						renewed = lease.Spec.RenewTime
 					}
-					return fmt.Errorf("%+v", lease.ManagedFields)
+					if renewed.Equal(lease.Spec.RenewTime) {
+						return fmt.Errorf("not since %s", renewed)
+					}
+					return nil
 				})
 				untouched(e, ns, pods, kept)
 				set(e, "a1", 0)
@@ -141,7 +148,7 @@ func TestE2EClockAlone(t *testing.T) {
 	e.ready(1)
 	ns := e.namespace("alone")
 	pods := podOnEach(e, ns)
-	kept := finishedJob(e, ns)
+	kept := finishedJob(e, ns, "kept")
 	if err := e.Stop(t.Context(), "n1"); err != nil {
 		t.Fatal(err)
 	}
@@ -160,22 +167,32 @@ func TestE2EClockAlone(t *testing.T) {
 }
 
 // finishedJob is a Job that has finished and is to be deleted in an hour.
-func finishedJob(e *env, ns string) *batchv1.Job {
+func finishedJob(e *env, ns, name string) *batchv1.Job {
 	p := pod("done", "echo", "done")
 	p.Spec.RestartPolicy = corev1.RestartPolicyNever
-	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "kept"}, Spec: batchv1.JobSpec{
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: batchv1.JobSpec{
 		TTLSecondsAfterFinished: ptr.To[int32](3600), Template: corev1.PodTemplateSpec{Spec: p.Spec},
 	}}
 	if _, err := e.api.BatchV1().Jobs(ns).Create(e.t.Context(), job, metav1.CreateOptions{}); err != nil {
 		e.t.Fatal(err)
 	}
 	e.eventually("the Job finishes", func(ctx context.Context) (err error) {
-		if job, err = e.api.BatchV1().Jobs(ns).Get(ctx, "kept", metav1.GetOptions{}); err == nil && job.Status.Succeeded != 1 {
+		if job, err = e.api.BatchV1().Jobs(ns).Get(ctx, name, metav1.GetOptions{}); err == nil && job.Status.Succeeded != 1 {
 			err = fmt.Errorf("%+v", job.Status)
 		}
 		return err
 	})
 	return job
+}
+
+// touch changes a Job, so that the leader looks at it again.
+func touch(e *env, ns string, job *batchv1.Job) {
+	e.t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{"touched":"%d"}}}`, time.Now().UnixNano())
+	e.eventually("the Job is changed", func(ctx context.Context) error { // also while another is elected
+		_, err := e.api.BatchV1().Jobs(ns).Patch(ctx, job.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	})
 }
 
 // set sets the clock of one machine.

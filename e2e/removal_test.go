@@ -40,7 +40,7 @@ func TestE2ERemovalReachesAgents(t *testing.T) {
 			defer c.Close()
 			open[agent] = c
 		}
-		mustContain(t, "rm", e.ctl("members", "rm", server), server)
+		mustContain(t, "rm", e.ctl("members", "rm", server, "--yes"), server)
 		removed := time.Now()
 		var took time.Duration
 		for agent, c := range open {
