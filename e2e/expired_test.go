@@ -2,9 +2,14 @@ package e2e
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -164,5 +169,40 @@ func recovered(e *env, ns string, ids map[string]string, ahead, limit time.Durat
 			}
 		}
 	}
-	return time.Since(began)
+	took := time.Since(began)
+	for name := range ids {
+		node := strings.TrimPrefix(name, "on-")
+		e.eventually("the token of "+name+" is good", func(context.Context) error {
+			files, err := filepath.Glob(filepath.Join(e.data(node), "pods", "*", "volumes", "*", "*", "token"))
+			if err != nil || len(files) != 1 {
+				return fmt.Errorf("%q, %v", files, err)
+			}
+			end, err := tokenEnd(files[0])
+			if err == nil && end.Before(time.Now().Add(ahead)) {
+				err = fmt.Errorf("it ended %s", end)
+			}
+			return err
+		})
+	}
+	return took
+}
+
+// tokenEnd is when a service account's token in a file ends.
+func tokenEnd(file string) (time.Time, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return time.Time{}, err
+	}
+	parts := strings.Split(string(b), ".")
+	if len(parts) != 3 {
+		return time.Time{}, fmt.Errorf("%q is no token", b)
+	}
+	if b, err = base64.RawURLEncoding.DecodeString(parts[1]); err != nil {
+		return time.Time{}, err
+	}
+	var claims struct {
+		End int64 `json:"exp"`
+	}
+	err = json.Unmarshal(b, &claims)
+	return time.Unix(claims.End, 0), err
 }
