@@ -47,6 +47,9 @@ type Config struct {
 	Events EventListener
 	// Now is the clock from which a leader makes store time. Default: time.Now.
 	Now func() time.Time
+	// Wall is what time it is, where the owner knows better than this machine's clock: the
+	// first leader after an outage takes it for store time. Default: Now.
+	Wall func() time.Time
 
 	// HeartbeatTimeout is how long a follower waits for its leader before it
 	// asks for an election. Default: 1 s.
@@ -177,6 +180,13 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.elapsed == nil {
+		now, start := c.Now, c.Now()
+		c.elapsed = func() time.Duration { return now().Sub(start) }
+	}
+	if c.Wall == nil {
+		c.Wall = c.Now
 	}
 	setDefault(&c.HeartbeatTimeout, time.Second)
 	setDefault(&c.ElectionTimeout, c.HeartbeatTimeout)

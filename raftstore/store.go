@@ -96,7 +96,7 @@ func Open(cfg Config) (*Store, error) {
 		epoch:      epoch,
 		commands:   commands,
 		changing:   make(chan struct{}, 1),
-		clock:      clock.New(cfg.Now, cfg.elapsed),
+		clock:      clock.New(cfg.Wall, cfg.elapsed),
 		leader:     election.NewLeader(),
 		leadership: election.NewLeadership(),
 		quotas:     quota.Limits{Bytes: cfg.QuotaBytes, Reserve: cfg.ReserveBytes, Folders: cfg.FolderQuotas, Prefixes: cfg.VitalPrefixes},

@@ -124,6 +124,9 @@ type Config struct {
 	// RebalanceSettled is for how long pods must have been ready for that; 0: 10 min.
 	RebalanceSettled time.Duration
 
+	// Hold waits while the clock is not to be believed; it is called before each
+	// reconcile. nil: it always is.
+	Hold func(context.Context)
 	// Clock is for tests; default: the real one.
 	Clock clock.WithTicker
 }
@@ -169,6 +172,7 @@ func All(cfg Config) ([]Loop, error) {
 		Informers: shared,
 		Events:    loop.NewEvents(cfg.EventClient, cfg.Clock),
 		Clock:     cfg.Clock,
+		Hold:      cfg.Hold,
 	}
 	var planner *scheduler.Planner
 	constructors := []func() (Loop, error){

@@ -44,11 +44,15 @@ func (m *Manager) connect(ctx context.Context) (<-chan api.Event, error) {
 func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
 	tick := slack.NewTicker(resync)
 	defer tick.Stop()
+	clock := wallClock{last: time.Now()}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			if clock.wasSet(time.Now()) {
+				m.refreshAll()
+			}
 			if err := m.list(ctx); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Containers could not be listed")
 			}
@@ -63,6 +67,34 @@ func (m *Manager) listen(ctx context.Context, events <-chan api.Event) {
 			}
 			m.onEvent(ctx, e)
 		}
+	}
+}
+
+// wallClock notices that the machine slept, or its clock was set: pods' tokens and certificates
+// may have ended meanwhile, and nothing is due by the monotonic clock.
+type wallClock struct {
+	last  time.Time
+	again int // so often it is said again: the servers may not have answered yet
+}
+
+func (c *wallClock) wasSet(now time.Time) bool {
+	if (now.Round(0).Sub(c.last.Round(0)) - now.Sub(c.last)).Abs() > 10*time.Second {
+		c.again = 3
+	}
+	c.last = now
+	if c.again == 0 {
+		return false
+	}
+	c.again--
+	return true
+}
+
+// refreshAll renders all pods' changing volumes again.
+func (m *Manager) refreshAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, w := range m.workers {
+		w.send(w.refresh)
 	}
 }
 

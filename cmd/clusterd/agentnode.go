@@ -20,6 +20,7 @@ import (
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -31,17 +32,20 @@ import (
 // API and no authority, and reaches the cluster through whatever server
 // answers.
 type agentNode struct {
-	cfg     Config
-	dir     keyDir
-	id      *identity
-	idMu    sync.Mutex // guards id.cert and id.trust, and pki/ on disk
-	trust   pki.LiveTrust
-	cert    atomic.Pointer[tls.Certificate]
-	renew   chan struct{} // is signalled (capacity 1) when the certificate is to be looked at
-	port    *transport.Port
-	log     *slog.Logger
-	tid     transport.Identity
-	servers *servers.List
+	cfg   Config
+	dir   keyDir
+	id    *identity
+	idMu  sync.Mutex // guards id.cert and id.trust, and pki/ on disk
+	trust pki.LiveTrust
+	cert  atomic.Pointer[tls.Certificate]
+	renew chan struct{} // is signalled (capacity 1) when the certificate is to be looked at
+	// clock is this machine's with what the servers say of it.
+	clock      clock.Clock
+	clockWatch *clockWatch
+	port       *transport.Port
+	log        *slog.Logger
+	tid        transport.Identity
+	servers    *servers.List
 	// reexecCh takes why this process is to be started again.
 	reexecCh chan error
 	// promoted is signalled (capacity 1) when the servers said that this node is one of them.
@@ -88,7 +92,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
 	n.useIdentity()
-	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Roots, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions()}
+	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Roots, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions(), Now: n.clock.Now}
 	known, err := n.dir.readServers()
 	if err != nil {
 		return err
@@ -124,6 +128,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	n.clockWatch = n.newClockWatch()
 	images, err := openImages(cfg, log)
 	if err != nil {
 		return err
@@ -135,6 +140,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer n.port.Close()
 	g := group{log: log}
 	g.add("port", n.port.Run)
+	g.add("clock", n.clockWatch.run)
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askMembership) })
@@ -196,6 +202,7 @@ func (n *agentNode) calls(agent http.Handler, program *nodeRelease) http.Handler
 	program.register(mux)
 	mux.Handle("/", agent)
 	mux.HandleFunc("GET "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	mux.HandleFunc("PUT "+removedPath, serversOwn(n.putRemoved))
 	mux.HandleFunc("POST "+v1.Members, serversAsk(func(w http.ResponseWriter, _ *http.Request) {
 		n.servers.RequestRefresh()
 		w.WriteHeader(http.StatusNoContent)
@@ -224,16 +231,42 @@ func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 	}
 }
 
+// newClockWatch is an agent's.
+func (n *agentNode) newClockWatch() *clockWatch {
+	return &clockWatch{
+		clock: &n.clock, log: room(n.log, "clock"), tid: func() transport.Identity { return n.tid }, id: n.id.nodeID(), trust: n.trust.Load,
+		others: n.servers.All, all: func() int { return len(n.servers.All()) }, period: clockAgentPeriod,
+		last: func() time.Time { return time.Time{} },
+		ask:  make(chan struct{}, 1), changed: func() {
+			n.lookAtCert()
+			n.servers.RequestRefresh()
+		},
+	}
+}
+
+// lookAtCert has keepCert look at the certificate now.
+func (n *agentNode) lookAtCert() {
+	select {
+	case n.renew <- struct{}{}:
+	default:
+	}
+}
+
 // keepCert renews the node's certificate in time, and after it has ended, too.
 func (n *agentNode) keepCert(ctx context.Context) error {
 	for {
 		cert := n.cert.Load().Leaf
 		wait := min(time.Minute, pki.RenewalCheckInterval(cert))
-		if pki.NeedsRenewal(cert, time.Now()) || !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) {
+		if pki.NeedsRenewal(cert, n.clock.Now()) || !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) {
 			cert, err := n.renewCert(ctx)
 			switch {
 			case err == nil:
 				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
+				wait = min(time.Minute, pki.RenewalCheckInterval(cert))
+				if pki.NeedsRenewal(cert, n.clock.Now()) { // by this machine's clock, which is wrong
+					n.clockWatch.want()
+					wait = time.Minute
+				}
 				if !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) { // by a server that is behind
 					wait = time.Second
 				}
@@ -327,10 +360,7 @@ func (n *agentNode) applyTrustBundle(b join.TrustBundle) {
 	n.id.trust = next
 	n.useIdentity()
 	n.log.Info("this node follows the exchange of the authority", "number", b.Number, "authorities", len(next.Whole()))
-	select {
-	case n.renew <- struct{}{}:
-	default:
-	}
+	n.lookAtCert()
 	n.servers.RequestRefresh()
 	if had.DropsAny(next) {
 		n.port.CloseUntrusted(n.knows)
@@ -350,6 +380,7 @@ func (n *agentNode) trustNumber() uint64 {
 // askMembership asks the servers why none of them answers this node: it may have
 // been removed.
 func (n *agentNode) askMembership(ctx context.Context) error {
+	n.clockWatch.want() // by a clock that is wrong all servers' certificates seem to have ended
 	for _, s := range n.servers.All() {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -32,6 +33,7 @@ type clusterAPI struct {
 	peers   *peers
 	members *gossip.Members
 	trust   *pki.LiveTrust
+	clock   *clock.Clock
 	// exchange is what this server does of an exchange of the authority.
 	exchange *exchange
 	// sealing is how this server seals at rest.
@@ -236,7 +238,7 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	rec, err := join.RemoveMember(r.Context(), a.store, name, time.Now())
+	rec, err := join.RemoveMember(r.Context(), a.store, name, a.clock.Now())
 	if errors.Is(err, join.ErrNotMember) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
 		return
@@ -431,7 +433,7 @@ func (a *clusterAPI) postToken(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	token, info, err := join.CreateToken(r.Context(), a.store, a.trust.Load().Signer().Cert, wish, time.Now())
+	token, info, err := join.CreateToken(r.Context(), a.store, a.trust.Load().Signer().Cert, wish, a.clock.Now())
 	if err != nil {
 		fail(w, err)
 		return

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/join"
@@ -38,7 +37,7 @@ func (a *clusterAPI) postApproval(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, fmt.Sprintf("role %q: give %s or %s", req.Role, v1.TokenServer, v1.TokenAgent))
 		return
 	}
-	m, err := join.Approve(r.Context(), a.store, req.Code, role, time.Now())
+	m, err := join.Approve(r.Context(), a.store, req.Code, role, a.clock.Now())
 	switch {
 	case errors.Is(err, join.ErrNotAsking):
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no machine asks with the code %q. Read it once more from the machine; if it is right, the machine does not speak with this cluster but with something in between, or has asked more than 15 minutes ago. `clusterctl members pending` lists who waits", req.Code))

@@ -31,6 +31,7 @@ import (
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
+	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -57,6 +58,12 @@ type Main struct {
 	gossipKeys   *gossipKeys
 	log          *slog.Logger
 	lock         *os.File
+
+	// clock is this machine's with what the other servers say of it; renewNow is told
+	// when it was set.
+	clock      clock.Clock
+	clockWatch *clockWatch
+	renewNow   notice
 
 	rights  rights
 	tid     transport.Identity
@@ -131,7 +138,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err = m.dir.reconcile(m.id, log); err != nil {
 		return nil, err
 	}
-	m.rights.self = m.id.nodeID()
+	m.rights.self, m.rights.clock = m.id.nodeID(), &m.clock
 	if m.rights.former, err = m.dir.formerServers(); err != nil {
 		return nil, err
 	}
@@ -149,9 +156,10 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	}
 	m.trust.Store(m.id.trust)
 	m.exchange, m.gossipKeys = &exchange{main: m}, &gossipKeys{main: m}
-	if err = m.renewCert(time.Now()); err != nil {
+	if err = m.showIdentity(time.Now()); err != nil {
 		return nil, err
 	}
+	m.clockWatch = m.newClockWatch()
 	var flush func()
 	if m.serverTracer, flush, err = newTracer(ctx, cfg, log, serverService); err != nil {
 		return nil, err
@@ -161,8 +169,11 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.flush = append(m.flush, flush)
-	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.revoked, Sessions: transport.NewSessions()}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.revoked, Sessions: transport.NewSessions(), Now: m.clock.Now}
 	if err = m.checkMembership(ctx); err != nil {
+		return nil, err
+	}
+	if err = m.renewCert(m.clock.Now()); err != nil {
 		return nil, err
 	}
 	if m.port, err = transport.Listen(cfg.addr(), m.tid, room(log, "transport")); err != nil {
@@ -208,6 +219,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 			return id
 		},
 		Known:  m.rights.known,
+		Wall:   m.clock.Now,
 		Logger: room(log, "raftstore"),
 		Events: m.storeEvents(),
 	}
@@ -249,7 +261,7 @@ func (m *Main) buildAPI() error {
 		tracer = m.serverTracer
 	}
 	toleration := int64(m.cfg.EvictionDelay.Seconds())
-	err := errors.Join(m.openSeal(), m.renewFront(time.Now()))
+	err := errors.Join(m.openSeal(), m.renewFront(m.clock.Now()))
 	if err != nil {
 		return err
 	}
@@ -265,7 +277,7 @@ func (m *Main) buildAPI() error {
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),
-		Authenticator:     m.rights.check(auth.ClientCert(m.trust.Roots)),
+		Authenticator:     m.rights.check(auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
 		Front:             m.front(),
@@ -276,7 +288,7 @@ func (m *Main) buildAPI() error {
 		Tracer:            tracer,
 		Components:        m.components(),
 		HealthChecks:      m.sealChecks(),
-		ReadyChecks:       append([]healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady)}, m.parts.readyChecks()...),
+		ReadyChecks:       append([]healthz.HealthChecker{healthz.NamedCheck("raftstore", m.storeReady), m.clockCheck()}, m.parts.readyChecks()...),
 	})
 	if err != nil {
 		return fmt.Errorf("build the API server: %w", err)
@@ -294,6 +306,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		peers:    m.peers,
 		members:  m.members,
 		trust:    &m.trust,
+		clock:    &m.clock,
 		exchange: m.exchange,
 		sealing:  m.encryptionState,
 		self:     m.cfg.addr(),
@@ -363,6 +376,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("joining", serveShort(m.log, m.port.HTTPOver(transport.Join), admission))
 	g.add("members' questions", serveShort(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("agents", func(ctx context.Context) error { return m.peers.agents.Run(ctx, m.port.Protocol(transport.Tunnel)) })
+	g.add("removals", m.pushRemovals)
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
@@ -378,6 +392,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("node calls", serveHTTP(m.log, transport.Calls(m.port.HTTPOver(transport.Node)), m.nodeCalls(keeper, program)))
 	g.add("agent", keeper.Run)
 	g.add("peers file", m.keepPeers)
+	g.add("clock", m.keepClock)
 	g.add("certificate", m.keepCert)
 	g.add("authority", m.exchange.run)
 	g.add("gossip key", m.gossipKeys.run)
@@ -456,6 +471,7 @@ func (m *Main) joinServer() *join.Server {
 		Servers:     m.serverAddrs,
 		Removed:     m.rights.removedServers,
 		ReleaseKeys: m.releaseKeys,
+		Now:         m.clock.Now,
 		Log:         room(m.log, "join"),
 	}
 }
@@ -485,51 +501,6 @@ func (m *Main) waitNodeReady(ctx context.Context) error {
 		}
 		return core.NodeReady(node), nil
 	})
-}
-
-// keepCert renews the node's certificate in time.
-func (m *Main) keepCert(ctx context.Context) error {
-	for {
-		select {
-		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
-		case <-ctx.Done():
-			return nil
-		}
-		m.renew(time.Now())
-	}
-}
-
-// renew makes the certificates again that near their end: each by itself.
-func (m *Main) renew(now time.Time) {
-	if err := m.renewFront(now); err != nil {
-		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
-	}
-	if err := m.writeKubeconfig(); err != nil {
-		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
-	}
-	if err := m.renewCert(now); err != nil {
-		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
-	}
-}
-
-// renewCert loads the node's certificate, a new one if it nears its end or
-// does not name what the API is called by today, no less and no more.
-func (m *Main) renewCert(now time.Time) error {
-	m.idMu.Lock()
-	defer m.idMu.Unlock()
-	signer := m.id.trust.Signer()
-	named := pki.NamesServer(m.id.cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
-	if pki.NeedsRenewal(m.id.cert, now) || pki.NodeRole(m.id.cert) != pki.Server || !named || !signer.Signed(m.id.cert) {
-		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
-		if err != nil {
-			return err
-		}
-		if err := m.dir.writeNodeCert(cert); err != nil {
-			return err
-		}
-		m.id.cert = cert
-	}
-	return m.useIdentity(now)
 }
 
 // shortTime bounds requests that are short, and their answers.

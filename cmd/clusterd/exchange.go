@@ -56,8 +56,8 @@ func (x *exchange) run(ctx context.Context) error {
 	x.sealsOf = m.trust.Load().For(pki.ForSecrets).Bundle()
 	follower := authority.Follower{
 		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Key: x.withKey,
-		Adopt:  func(next *pki.Trust) error { return x.adopt(next, time.Now()) },
-		Settle: func(ctx context.Context) error { return x.settle(ctx, time.Now()) },
+		Adopt:  func(next *pki.Trust) error { return x.adopt(next, m.clock.Now()) },
+		Settle: func(ctx context.Context) error { return x.settle(ctx, m.clock.Now()) },
 		May:    func() bool { return m.store.Leader() != "" },
 	}
 	for {
@@ -275,6 +275,9 @@ func (m *Main) showCert(authority string) *tls.Certificate {
 
 // writeKubeconfig keeps the administrator's kubeconfig of this machine.
 func (m *Main) writeKubeconfig() error {
+	if _, err := os.Stat(m.dir.inClear(kubeconfigName)); err == nil && !m.mayRenew() {
+		return m.dir.linkInClear(kubeconfigName)
+	}
 	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", &m.rights)
 }
 
@@ -284,7 +287,7 @@ func (x *exchange) make(of []pki.Purpose, begin func(authority.Request) error) e
 	m := x.main
 	x.making.Lock()
 	defer x.making.Unlock()
-	now, trust := time.Now(), m.trust.Load()
+	now, trust := m.clock.Now(), m.trust.Load()
 	wish := authority.Request{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: m.id.nodeID()}
 	var made []string
 	drop := func(err error) error {

@@ -40,7 +40,10 @@ func (m *Main) renewFront(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
-	if cert != nil && elder.Signed(cert) && !pki.NeedsRenewal(cert, now) {
+	if cert != nil && !m.mayRenew() {
+		return nil
+	}
+	if cert != nil && elder.Signed(cert) && !pki.NeedsRenewal(cert, now) && !pki.LivesLonger(cert, frontLifetime) {
 		return nil
 	}
 	key, err := pki.NewKey()

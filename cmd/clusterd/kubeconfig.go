@@ -24,7 +24,7 @@ const adminUser = "admin"
 // its end. With a sealing key it lies in memory, and the data directory has a link to it.
 func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights) error {
 	file := d.inClear(kubeconfigName)
-	if kubeconfigGood(file, trust, server, time.Now(), r.revokedCertificate) {
+	if kubeconfigGood(file, trust, server, r.clock.Now(), r.revokedCertificate) {
 		return d.linkInClear(kubeconfigName)
 	}
 	key, err := pki.NewKey()

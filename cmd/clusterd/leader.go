@@ -40,7 +40,12 @@ func (m *Main) lead(ctx context.Context) error {
 			over()
 		})
 		for term.Err() == nil {
-			if err := m.runTerm(term); term.Err() == nil {
+			if v := m.clock.Verdict(); v.Wrong() {
+				m.log.Warn("the leader's work waits until the clock is right", "why", v.Why)
+				m.holdLoops(term)
+				continue
+			}
+			if err := m.whileClockIsRight(term, m.runTerm); term.Err() == nil && !m.clock.Verdict().Wrong() {
 				m.log.Error("the leader's work ended, beginning it again", "err", err)
 				select {
 				case <-term.Done():
@@ -240,6 +245,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		TokenKeys:   m.api.TokenKeyIDs,
 		SignClient:  m.signClient,
 		Liveness:    hints,
+		Hold:        m.holdLoops,
 		Scheduler:   m.scheduler,
 		Rebalance:   m.cfg.RebalanceInterval.Duration,
 

@@ -85,7 +85,14 @@ func (m *Main) watchMembership(ctx context.Context) error {
 // checkMembership is called before the store is opened: a member of a past epoch
 // must not find others of it and form a majority with them.
 func (m *Main) checkMembership(ctx context.Context) error {
-	adopt, err := m.judgeMembership(m.askMembership(ctx, m.seeds(), startTimeout))
+	var looking sync.WaitGroup
+	looking.Go(func() { m.clockWatch.look(ctx) })
+	answers := m.askMembership(ctx, m.seeds(), startTimeout)
+	looking.Wait()
+	if m.clock.Verdict().Ahead != 0 { // those who answer seemed to have certificates of another time
+		answers = m.askMembership(ctx, m.seeds(), startTimeout)
+	}
+	adopt, err := m.judgeMembership(answers)
 	if errors.Is(err, errDemoted) {
 		return m.becomeAgent(ctx, m.seeds())
 	}

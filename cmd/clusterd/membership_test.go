@@ -114,7 +114,8 @@ func (s *startingServer) starts(peers ...*peer) error {
 	}
 	m.trust.Store(s.id.trust)
 	m.cert.Store(s.id.tlsCertificate())
-	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.revoked}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.revoked, Now: m.clock.Now}
+	m.clockWatch = m.newClockWatch()
 	var seen []seenPeer
 	for _, p := range peers {
 		seen = append(seen, seenPeer{ID: p.id, Name: "n2", Addr: p.addr})

@@ -72,7 +72,7 @@ func (a *clusterAPI) postRevocation(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, why)
 		return
 	}
-	done, err := join.Revoke(r.Context(), a.store, join.Revocation{User: req.User, Serial: req.Serial}, time.Now())
+	done, err := join.Revoke(r.Context(), a.store, join.Revocation{User: req.User, Serial: req.Serial}, a.clock.Now())
 	if err != nil {
 		fail(w, err)
 		return

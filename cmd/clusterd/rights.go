@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -25,11 +26,14 @@ import (
 // open, and until then the removed servers count that the data directory names.
 type rights struct {
 	self  string // this member's id
+	clock *clock.Clock
 	store atomic.Pointer[raftstore.Store]
 
 	mu      sync.Mutex              // guards below
 	removed map[string]join.Removal // of servers, as keepRights read them
 	former  map[string]bool         // ids of removed servers, as the data directory has them
+
+	changed notice // of removed
 }
 
 // remember adds a removed server to those of the data directory. It returns their ids,
@@ -49,9 +53,10 @@ func (r *rights) remember(id string, why join.Removal) []string {
 
 // note keeps a removed server for the list that agents get.
 func (r *rights) note(id string, why join.Removal) {
-	if !why.TellAgents(time.Now()) {
+	if !why.TellAgents(r.clock.Now()) {
 		return
 	}
+	defer r.changed.tell()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.removed == nil {
@@ -62,7 +67,7 @@ func (r *rights) note(id string, why join.Removal) {
 
 // removedServers are the ids of removed servers that agents must refuse now.
 func (r *rights) removedServers() []string {
-	now := time.Now()
+	now := r.clock.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.removed, func(_ string, why join.Removal) bool { return !why.TellAgents(now) })
@@ -149,7 +154,7 @@ func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
 // signAt is the time at which to sign a certificate of the user now, see
 // join.SignAt. It never waits.
 func (r *rights) signAt(user string) time.Time {
-	now := time.Now()
+	now := r.clock.Now()
 	s := r.store.Load()
 	if s == nil {
 		return now

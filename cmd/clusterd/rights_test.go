@@ -20,7 +20,7 @@ func TestRemovedServers(t *testing.T) {
 	r.note("n2", join.Removal{Removed: now})
 	r.note("n2", join.Removal{Removed: now}) // reported again
 	r.note("a1", join.Removal{Removed: now, Role: pki.Agent})
-	r.note("n4", join.Removal{Removed: now.Add(-2 * pki.ServerLifetime), Role: pki.Server})
+	r.note("n4", join.Removal{Removed: now.Add(-2 * pki.MaxServerLifetime), Role: pki.Server})
 	if got := r.removedServers(); !slices.Equal(got, []string{"n2", "n3"}) {
 		t.Errorf("agents receive %v", got)
 	}

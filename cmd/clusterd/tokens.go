@@ -38,7 +38,7 @@ func (m *Main) printJoinLines(ctx context.Context, out io.Writer, ttl time.Durat
 		{pki.Server, "add a server, which runs pods and keeps the cluster's state"},
 		{pki.Agent, "add an agent, which runs pods and holds no state and no key of the cluster"},
 	} {
-		token, _, err := join.CreateToken(ctx, m.store, m.trust.Load().Signer().Cert, join.TokenOptions{Role: line.role, Uses: uses, TTL: ttl}, time.Now())
+		token, _, err := join.CreateToken(ctx, m.store, m.trust.Load().Signer().Cert, join.TokenOptions{Role: line.role, Uses: uses, TTL: ttl}, m.clock.Now())
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -58,6 +59,8 @@ type Config struct {
 	Lasting bool
 	// Args are further flags for every clusterd.
 	Args []string
+	// Clocks gives each machine a clock that SetClock moves.
+	Clocks bool
 	// Progress is called with a message for each step; may be nil.
 	Progress func(what string)
 }
@@ -68,6 +71,9 @@ type Netns struct {
 	cfg   Config
 	state state
 	ns    *netns.Dir
+
+	clockMu sync.Mutex
+	clocks  map[string]time.Duration // how far each machine's is ahead; guarded by clockMu
 }
 
 var _ Cluster = (*Netns)(nil)
@@ -126,7 +132,7 @@ func Up(ctx context.Context, cfg Config) (_ *Netns, err error) {
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	c := &Netns{cfg: cfg, state: state{Bridge: cfg.Bridge, Subnet: cfg.Subnet, Bin: cfg.Bin, OwnBin: cfg.OwnBin}}
+	c := &Netns{cfg: cfg, clocks: map[string]time.Duration{}, state: state{Bridge: cfg.Bridge, Subnet: cfg.Subnet, Bin: cfg.Bin, OwnBin: cfg.OwnBin}}
 	if c.ns, err = netns.Open(filepath.Join(cfg.Dir, "netns")); err != nil {
 		return nil, err
 	}
@@ -335,7 +341,13 @@ func (c *Netns) launch(n Node, command ...string) error {
 	cmd.Stdout, cmd.Stderr = out, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	// The child is born in the network namespace of the thread that forks.
-	if err := netns.Do(c.ns.Path(n.Name), cmd.Start); err != nil {
+	start := func() error { return netns.Do(c.ns.Path(n.Name), cmd.Start) }
+	if c.cfg.Clocks {
+		c.clockMu.Lock()
+		defer c.clockMu.Unlock()
+		start = func() error { return StartAt(cmd, c.ns.Path(n.Name), c.clocks[n.Name]) }
+	}
+	if err := start(); err != nil {
 		return fmt.Errorf("start clusterd on %s: %w", n.Name, err)
 	}
 	err = writePid(c.pidPath(n), cmd.Process.Pid)

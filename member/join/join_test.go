@@ -374,7 +374,7 @@ func TestTellAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 		server := role == pki.Server
-		if r.TellAgents(now) != server || r.TellAgents(now.Add(pki.ServerLifetime)) != server || r.TellAgents(now.Add(pki.ServerLifetime+25*time.Hour)) {
+		if r.TellAgents(now) != server || r.TellAgents(now.Add(pki.MaxServerLifetime)) != server || r.TellAgents(now.Add(pki.MaxServerLifetime+25*time.Hour)) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}

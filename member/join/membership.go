@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
@@ -76,17 +77,8 @@ func (s *Server) serveMembershipStatus(w http.ResponseWriter, r *http.Request) {
 // AskMembershipStatus asks a member for the membership status of the node with
 // that id. dial opens a connection for the join protocol and has verified who is at its other end.
 func AskMembershipStatus(ctx context.Context, dial func(context.Context) (net.Conn, error), id string) (MembershipStatus, error) {
-	tr := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-	}
 	var answer MembershipStatus
-	target := url.URL{Scheme: "http", Host: "member", Path: MembershipStatusPath, RawQuery: url.Values{"id": {id}}.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
-	if err != nil {
-		return answer, err
-	}
-	res, err := tr.RoundTrip(req)
+	res, err := membershipStatus(ctx, dial, id)
 	if err != nil {
 		return answer, err
 	}
@@ -99,4 +91,38 @@ func AskMembershipStatus(ctx context.Context, dial func(context.Context) (net.Co
 		return answer, fmt.Errorf("it answered %s", res.Status)
 	}
 	return answer, json.Unmarshal(body, &answer)
+}
+
+// AskClock asks a server how far its clock is ahead of now's, over the join protocol: each answer
+// of a server says what time it is, to the second, those of earlier versions too.
+func AskClock(ctx context.Context, dial func(context.Context) (net.Conn, error), id string, now func() time.Time) (time.Duration, error) {
+	var asked time.Time
+	res, err := membershipStatus(ctx, func(ctx context.Context) (net.Conn, error) {
+		c, err := dial(ctx)
+		asked = now() // the handshake is over
+		return c, err
+	}, id)
+	if err != nil {
+		return 0, err
+	}
+	res.Body.Close()
+	date, err := http.ParseTime(res.Header.Get("Date"))
+	if err != nil {
+		return 0, fmt.Errorf("the time in its answer: %w", err)
+	}
+	// The second began up to one before, the answer is half of the way old.
+	return date.Add(500 * time.Millisecond).Sub(asked.Add(now().Sub(asked) / 2)), nil
+}
+
+func membershipStatus(ctx context.Context, dial func(context.Context) (net.Conn, error), id string) (*http.Response, error) {
+	tr := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+	}
+	target := url.URL{Scheme: "http", Host: "member", Path: MembershipStatusPath, RawQuery: url.Values{"id": {id}}.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	return tr.RoundTrip(req)
 }

@@ -36,7 +36,7 @@ const (
 
 // tellFor is how long agents are sent a removed server's id: its certificate has
 // ended then, also by clocks that differ by a day.
-const tellFor = pki.ServerLifetime + 24*time.Hour
+const tellFor = pki.MaxServerLifetime + 24*time.Hour
 
 // TellAgents reports whether agents must be informed at that time, because the key
 // may still have a server's certificate.

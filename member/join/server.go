@@ -45,7 +45,9 @@ type Server struct {
 	Removed func() []string
 	// ReleaseKeys are the keys that releases may be signed with; nil: none.
 	ReleaseKeys func(context.Context) ([]string, error)
-	Log         *slog.Logger
+	// Now is the time by which tokens end and certificates are signed; nil: time.Now.
+	Now func() time.Time
+	Log *slog.Logger
 
 	failures failureLimiter
 	notes    notes
@@ -108,6 +110,10 @@ const given = "a machine was given a certificate"
 // store anything.
 func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s *Server, w http.ResponseWriter, r *http.Request, done string, do func(context.Context, In, time.Time) (Out, error)) {
 	now, asks := time.Now(), s.askerOf(ctx, r)
+	signs := now
+	if s.Now != nil {
+		signs = s.Now()
+	}
 	if !s.failures.allow(asks, now) {
 		w.Header().Set("Retry-After", "1")
 		refuse(w, http.StatusTooManyRequests, &Refusal{CodeBusy, "too many wrong requests have come from this address or from others: try again in some seconds"})
@@ -120,7 +126,7 @@ func serveStranger[In interface{ who() string }, Out any](ctx context.Context, s
 		return
 	}
 	name := cut(req.who())
-	out, err := do(ctx, req, now)
+	out, err := do(ctx, req, signs)
 	var no *Refusal
 	switch {
 	case errors.As(err, &no):

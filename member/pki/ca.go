@@ -28,8 +28,11 @@ import (
 // ends (see NeedsRenewal).
 const (
 	CALifetime = 10 * 365 * 24 * time.Hour
-	// A server's key lies beside the authority's, which could make another.
-	ServerLifetime = 90 * 24 * time.Hour
+	// A server signs its own. Its key may be stolen without the authority's, and clients of the
+	// API know no removals: to them it passes for the API until its certificate ends.
+	ServerLifetime = 24 * time.Hour
+	// MaxServerLifetime is that of earlier versions.
+	MaxServerLifetime = 90 * 24 * time.Hour
 	// An agent asks a server for its next certificate.
 	AgentLifetime = 24 * time.Hour
 	// The administrator's kubeconfig is written again on its server; copies of it end.
@@ -39,6 +42,9 @@ const (
 	MaxClientLifetime = 366 * 24 * time.Hour
 	// backdate forgives clocks that differ a little.
 	backdate = 5 * time.Minute
+	// caBackdate is for authorities: a cluster that was made while a machine's clock was days ahead is
+	// good when that has been set.
+	caBackdate = 7 * 24 * time.Hour
 	// backdateShare is the part of a short life that backdate is at most.
 	backdateShare = 10
 )
@@ -92,7 +98,7 @@ func authorityTemplate(subject pkix.Name, now time.Time) *x509.Certificate {
 	return &x509.Certificate{
 		SerialNumber:          serial(),
 		Subject:               subject,
-		NotBefore:             now.Add(-backdate),
+		NotBefore:             now.Add(-caBackdate),
 		NotAfter:              now.Add(CALifetime),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
@@ -248,11 +254,12 @@ func SignedAt(cert *x509.Certificate) time.Time {
 // NeedsRenewal reports whether a certificate has used about two thirds of its
 // life: of each another share, from 60 to 73 %, that its serial number gives. A
 // thousand agents that joined at once then do not all come back at the same time again and again.
+// One that begins in the future was signed by a clock that was ahead: others refuse it.
 func NeedsRenewal(cert *x509.Certificate, now time.Time) bool {
 	life := cert.NotAfter.Sub(cert.NotBefore)
 	var share big.Int
 	share.Mod(cert.SerialNumber, big.NewInt(renewalSpread))
-	return now.After(cert.NotBefore.Add(life / 1000 * time.Duration(renewalBegin+share.Int64())))
+	return now.Before(cert.NotBefore) || now.After(cert.NotBefore.Add(life/1000*time.Duration(renewalBegin+share.Int64())))
 }
 
 // The shares of a certificate's life at which it is renewed, in thousandths.
@@ -260,6 +267,12 @@ const (
 	renewalBegin  = 600
 	renewalSpread = 131 // prime
 )
+
+// LivesLonger reports whether a certificate lives longer than those of that life do now: it is
+// of an earlier version.
+func LivesLonger(cert *x509.Certificate, life time.Duration) bool {
+	return cert.NotAfter.Sub(cert.NotBefore) > life+2*backdate
+}
 
 // NodeName returns the node name in a node's certificate, and false for any
 // other certificate.

@@ -54,6 +54,9 @@ func (r *removal) remember(id string, c *tls.Conn) bool {
 	return true
 }
 
+// Remove is called with the ids of removed servers, as a server says.
+func (l *List) Remove(ids []string) { l.remove(ids) }
+
 // remove takes note of removed servers: they are asked nothing any more, and what
 // is open to them is closed. What was heard once stays true, whatever other
 // servers say later: no key comes back.

@@ -73,6 +73,15 @@ type Identity struct {
 	Revoked func(id string) bool
 	// Sessions are resumed by Dial; nil: each connection takes a full handshake.
 	Sessions *Sessions
+	// Now is the time by which certificates are judged; nil: time.Now.
+	Now func() time.Time
+}
+
+func (id Identity) now() time.Time {
+	if id.Now != nil {
+		return id.Now()
+	}
+	return time.Now()
 }
 
 // Port listens on one address and splits what arrives by protocol.
@@ -333,7 +342,7 @@ func (p *Port) CloseConns(id string) { p.live.cut(id) }
 // now have not signed, but for those of the keys that keep vouches for.
 func (p *Port) CloseUntrusted(keep func(id string) bool) {
 	p.live.cutIf(func(id string, leaf *x509.Certificate) bool {
-		_, err := leaf.Verify(x509.VerifyOptions{Roots: p.id.Roots(leaf), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: p.id.Roots(leaf), CurrentTime: p.id.now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		var end x509.CertificateInvalidError
 		if err == nil || errors.As(err, &end) && end.Reason == x509.Expired {
 			return false
@@ -352,7 +361,11 @@ func (p *Port) CutCertificates(gone func(*x509.Certificate) bool) {
 // verify checks that a chain is a node's in one of the roles; of the node with
 // that id, if any is given.
 func (id Identity) verify(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role) (pki.Peer, error) {
-	peer, err := pki.VerifyPeer(chain, id.Roots, use, time.Now())
+	return id.verifyAt(chain, use, want, roles, id.now())
+}
+
+func (id Identity) verifyAt(chain []*x509.Certificate, use x509.ExtKeyUsage, want string, roles []pki.Role, now time.Time) (pki.Peer, error) {
+	peer, err := pki.VerifyPeer(chain, id.Roots, use, now)
 	if err != nil {
 		return pki.Peer{}, err
 	}

@@ -63,8 +63,9 @@ type Hub struct {
 	sessions map[string]*session // by the agent's id
 	met      map[string]bool     // ids of agents that have been connected
 
-	// connected is signalled (capacity 1) when an agent has connected, for Probe.
-	connected chan struct{}
+	// connected is signalled (capacity 1) when an agent has connected, for Probe;
+	// arrived the same for Arrivals.
+	connected, arrived chan struct{}
 }
 
 type session struct {
@@ -82,7 +83,21 @@ type session struct {
 
 // NewHub returns a Hub without sessions.
 func NewHub(log *slog.Logger) *Hub {
-	return &Hub{log: log, began: time.Now(), sessions: map[string]*session{}, met: map[string]bool{}, connected: make(chan struct{}, 1)}
+	return &Hub{log: log, began: time.Now(), sessions: map[string]*session{}, met: map[string]bool{}, connected: make(chan struct{}, 1), arrived: make(chan struct{}, 1)}
+}
+
+// Arrivals is signalled (capacity 1, for one reader) when an agent has connected.
+func (h *Hub) Arrivals() <-chan struct{} { return h.arrived }
+
+// Agents are the names of those that are connected, by id.
+func (h *Hub) Agents() map[string]string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	names := make(map[string]string, len(h.sessions))
+	for id, s := range h.sessions {
+		names[id] = s.name
+	}
+	return names
 }
 
 // Awaits reports whether the agent with that id may be about to connect for the
@@ -135,9 +150,11 @@ func (h *Hub) put(id string, s *session) {
 	h.sessions[id] = s
 	h.met[id] = true
 	h.mu.Unlock()
-	select {
-	case h.connected <- struct{}{}:
-	default:
+	for _, ch := range []chan struct{}{h.connected, h.arrived} {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
 	}
 	if old != nil {
 		old.Close()

@@ -37,6 +37,8 @@ type Env struct {
 	Informers informers.SharedInformerFactory
 	Events    *Events
 	Clock     clock.WithTicker
+	// Hold is called before each Reconcile and may wait; nil: it does not.
+	Hold func(context.Context)
 }
 
 // Key names one object of the kind a controller is about.
@@ -66,13 +68,14 @@ type Controller struct {
 	workers   int
 	reconcile Reconcile
 	clock     clock.WithTicker
+	hold      func(context.Context)
 	watches   []func() (cache.ResourceEventHandlerRegistration, error)
 	queue     workqueue.TypedRateLimitingInterface[Key]
 }
 
 // New returns a controller with the given number of workers. It starts nothing.
 func New(name string, env Env, workers int, reconcile Reconcile) *Controller {
-	return &Controller{name: name, workers: workers, reconcile: reconcile, clock: env.Clock}
+	return &Controller{name: name, workers: workers, reconcile: reconcile, clock: env.Clock, hold: env.Hold}
 }
 
 // Loop returns the controller as an entry of the list of loops.
@@ -180,6 +183,9 @@ func (c *Controller) work(ctx context.Context) bool {
 		return false
 	}
 	defer c.queue.Done(key)
+	if c.hold != nil {
+		c.hold(ctx)
+	}
 	if ctx.Err() != nil {
 		return false
 	}

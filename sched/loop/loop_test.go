@@ -68,6 +68,46 @@ func TestRetries(t *testing.T) {
 	})
 }
 
+// Nothing is reconciled while Hold waits, and all of it afterwards; a loop ends while it waits.
+func TestHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held, begin := make(chan struct{}), time.Now()
+		var mu sync.Mutex
+		var calls []time.Duration
+		c := New("test", Env{Clock: clock.RealClock{}, Hold: func(ctx context.Context) {
+			select {
+			case <-held:
+			case <-ctx.Done():
+			}
+		}}, 2, func(context.Context, Key) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, time.Since(begin))
+			return nil
+		})
+		for _, release := range []bool{true, false} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if err := c.RunReady(ctx, func() { c.Enqueue(Key{Name: "a"}); c.Enqueue(Key{Name: "b"}) }); err != nil {
+					t.Errorf("ended with %v", err)
+				}
+			})
+			time.Sleep(time.Minute)
+			if release {
+				close(held)
+				synctest.Wait()
+			}
+			cancel()
+			wg.Wait()
+			held = make(chan struct{})
+		}
+		if want := []time.Duration{time.Minute, time.Minute}; fmt.Sprint(calls) != fmt.Sprint(want) {
+			t.Errorf("calls at %v, want %v", calls, want)
+		}
+	})
+}
+
 func TestPending(t *testing.T) {
 	owner, pod := Key{Namespace: "ns", Name: "rs"}, Key{Namespace: "ns", Name: "pod"}
 	notFound := apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, "pod")

@@ -43,7 +43,12 @@ func Chain(authenticators ...authenticator.Request) authenticator.Request {
 // pool gives for it: common name is the user, organizations are the groups. pool is asked
 // at each request; with another one for a certificate it counts no more that it was verified before.
 func ClientCert(pool func(*x509.Certificate) *x509.CertPool) authenticator.Request {
-	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]verified{}, now: time.Now}
+	return ClientCertAt(pool, time.Now)
+}
+
+// ClientCertAt is ClientCert by another clock than this machine's.
+func ClientCertAt(pool func(*x509.Certificate) *x509.CertPool, now func() time.Time) authenticator.Request {
+	return &clientCert{pool: pool, verified: map[[sha256.Size]byte]verified{}, now: now}
 }
 
 type clientCert struct {

@@ -56,10 +56,10 @@ func JudgeCluster(c Cluster) []Finding {
 		switch {
 		case left <= 0:
 			f.problem("cert", "set the clock if it is wrong; else start clusterd, which renews its certificate, or join again", "this node's certificate ended %s", c.Expires.UTC().Format(time.RFC3339))
-		case left < 7*24*time.Hour:
-			f.warn("cert", "see why clusterd does not renew it: journalctl -u clusterd | grep certificate", "this node's certificate ends in %s", left.Round(time.Hour))
+		case left < 5*time.Hour: // it lives a day, and is renewed after 17½ hours of it at the latest
+			f.warn("cert", "see why clusterd does not renew it: journalctl -u clusterd | grep certificate", "this node's certificate ends in %s", left.Round(time.Minute))
 		default:
-			f.ok("cert", "this node's certificate is good for %d days", int(left.Hours()/24))
+			f.ok("cert", "this node's certificate is good for %s", left.Round(time.Hour))
 		}
 	}
 	return f

@@ -139,7 +139,7 @@ func check(t *testing.T, all []Finding, want string) {
 
 // healthy is a cluster that lacks nothing.
 func healthy() Cluster {
-	c := Cluster{Now: noon, Expires: noon.Add(90 * 24 * time.Hour), Members: v1.MemberList{Leader: "n1"}}
+	c := Cluster{Now: noon, Expires: noon.Add(20 * time.Hour), Members: v1.MemberList{Leader: "n1"}}
 	for _, name := range []string{"n1", "n2", "n3"} {
 		c.Members.Members = append(c.Members.Members, v1.Member{Name: name, Role: v1.RoleVoter, Gossip: "alive", Lag: ptr.To[uint64](0)})
 		c.Nodes = append(c.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}})
@@ -187,7 +187,7 @@ func TestJudgeCluster(t *testing.T) {
 		{"pressure", func(c *Cluster) {
 			c.Nodes[0].Status.Conditions = append(c.Nodes[0].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue, Message: "full"})
 		}, "warning nodes: n1 has DiskPressure: full → clusterctl drain n1"},
-		{"certificate ends", func(c *Cluster) { c.Expires = noon.Add(25 * time.Hour) }, "warning cert: ends in 25h"},
+		{"certificate ends", func(c *Cluster) { c.Expires = noon.Add(3 * time.Hour) }, "warning cert: ends in 3h"},
 		{"certificate ended", func(c *Cluster) { c.Expires = noon.Add(-time.Hour) }, "problem cert: ended"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

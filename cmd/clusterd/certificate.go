@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+// keepCert renews the node's certificate in time, and when the machine has slept or its clock was set.
+func (m *Main) keepCert(ctx context.Context) error {
+	for {
+		now := m.renewNow.next()
+		select {
+		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
+		case <-now:
+		case <-ctx.Done():
+			return nil
+		}
+		m.renew(m.clock.Now())
+	}
+}
+
+// mayRenew reports whether this machine's clock is good enough to sign by it: one that is known to
+// be wrong, without being known by how much, makes certificates of a time that others refuse.
+func (m *Main) mayRenew() bool {
+	v := m.clock.Verdict()
+	return !v.Wrong() || v.Ahead != 0
+}
+
+// renew makes the certificates again that near their end: each by itself.
+func (m *Main) renew(now time.Time) {
+	if !m.mayRenew() {
+		return
+	}
+	if err := m.renewFront(now); err != nil {
+		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
+	}
+	if err := m.writeKubeconfig(); err != nil {
+		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
+	}
+	if err := m.renewCert(now); err != nil {
+		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
+	}
+}
+
+// renewCert loads the node's certificate, a new one if it nears its end or
+// does not name what the API is called by today, no less and no more.
+func (m *Main) renewCert(now time.Time) error {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	signer := m.id.trust.Signer()
+	named := pki.NamesServer(m.id.cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
+	if m.mayRenew() && (pki.NeedsRenewal(m.id.cert, now) || pki.LivesLonger(m.id.cert, pki.ServerLifetime) || pki.NodeRole(m.id.cert) != pki.Server || !named || !signer.Signed(m.id.cert)) {
+		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+		if err != nil {
+			return err
+		}
+		if err := m.dir.writeNodeCert(cert); err != nil {
+			return err
+		}
+		m.id.cert = cert
+	}
+	return m.useIdentity(now)
+}
+
+// showIdentity shows what lies on disk.
+func (m *Main) showIdentity(now time.Time) error {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	return m.useIdentity(now)
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apiserver/pkg/server/healthz"
+	kubeversion "k8s.io/component-base/version"
+
+	"github.com/clusterd/clusterd/member/clock"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/slack"
+)
+
+const (
+	// clockLook is how often it is looked whether this machine slept or its clock was set.
+	clockLook = time.Second
+	// The other servers' clocks are asked for after that, and more often while this
+	// machine's is wrong. Agents, of which there are many, ask seldom.
+	clockPeriod      = 30 * time.Second
+	clockAgentPeriod = 10 * time.Minute
+	clockWrongPeriod = 2 * time.Second
+	clockTimeout     = 3 * time.Second
+)
+
+// clockFloor is a moment that has passed for certain, and what was then.
+func clockFloor(trust *pki.Trust) (time.Time, string) {
+	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
+	built = built.Add(-24 * time.Hour)                                // by another machine's clock
+	if trust != nil {
+		if began := trust.Elder().Cert.NotBefore; began.After(built) {
+			return began, "the cluster began"
+		}
+	}
+	return built, "this clusterd was built, less a day"
+}
+
+// checkClockBefore refuses what a clock of the past would spoil: a cluster of 1970 has an
+// authority that has ended when the clock is set.
+func checkClockBefore(doing string) error {
+	floor, what := clockFloor(nil)
+	if v := clock.Judge(time.Now(), floor, what, nil, 1, true); v.Wrong() {
+		return fmt.Errorf("%s: %s", doing, v.Why)
+	}
+	return nil
+}
+
+// clockWatch keeps the verdict on a machine's clock.
+type clockWatch struct {
+	clock  *clock.Clock
+	log    *slog.Logger
+	tid    func() transport.Identity
+	id     string
+	trust  func() *pki.Trust
+	others func() []join.ServerAddr // the servers to ask
+	all    func() int               // how many there are
+	last   func() time.Time         // until when this node has seen the cluster's time; zero: not known
+	self   bool                     // this node is one of them
+	period time.Duration
+	ask    chan struct{} // is signalled (capacity 1) when they are to be asked now
+	// changed is called when the clock was set, or the machine woke, and the others were asked;
+	// and with each other verdict.
+	changed func()
+
+	mu       sync.Mutex // guards said, differed
+	said     string     // the last verdict's Why
+	differed bool       // that the clock differs from another was logged
+}
+
+// look asks the others and judges.
+func (w *clockWatch) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var readings []clock.Reading
+	var asking sync.WaitGroup
+	tid := w.tid()
+	for _, s := range w.others() {
+		asking.Go(func() {
+			ahead, err := join.AskClock(ctx, func(ctx context.Context) (net.Conn, error) { return tid.DialForTime(ctx, s.Addr, s.ID) }, w.id, time.Now)
+			if err != nil {
+				w.log.Debug("ask a server for its time", "node", s.Name, "peer", s.Addr, "err", err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			name := s.Name
+			if name == "" {
+				name = s.Addr.String()
+			}
+			readings = append(readings, clock.Reading{Name: name, Ahead: ahead})
+		})
+	}
+	asking.Wait()
+	floor, what := clockFloor(w.trust())
+	v := clock.Judge(time.Now(), floor, what, readings, w.all(), w.self)
+	if last := w.last(); v.Wrong() && v.Ahead == 0 && last.After(floor) {
+		v.Ahead = time.Until(last) // to judge certificates by: all were signed before
+	}
+	w.note(v)
+}
+
+func (w *clockWatch) note(v clock.Verdict) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := w.said
+	w.clock.Note(v)
+	w.said = v.Why
+	switch {
+	case (was == "") == (v.Why == ""):
+		if (v.Differs != "") != w.differed {
+			w.differed = !w.differed
+			w.log.Warn(cmp.Or(v.Differs, "no server's clock differs from this machine's any more"))
+		}
+	case v.Wrong():
+		w.log.Error(v.Why)
+	default:
+		w.log.Info("this machine's clock is right again")
+	}
+}
+
+// run keeps the verdict until ctx ends.
+func (w *clockWatch) run(ctx context.Context) error {
+	last := time.Now()
+	var asked time.Time
+	if w.self { // a server looks before it begins
+		asked = last
+	}
+	period := w.period
+	for {
+		now := time.Now()
+		set := clock.WasSet(last, now)
+		due := period
+		if w.clock.Verdict().Wrong() {
+			due = clockWrongPeriod
+		}
+		last = now
+		wanted := false
+		select {
+		case <-w.ask:
+			wanted = now.Sub(asked) >= clockWrongPeriod
+		default:
+		}
+		if set || wanted || now.Sub(asked) >= due {
+			before := w.clock.Verdict()
+			w.look(ctx)
+			asked = time.Now()
+			period = w.period + rand.N(w.period/10) // nodes that began together spread
+			if set || w.clock.Verdict().Wrong() != before.Wrong() {
+				w.changed()
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-slack.After(clockLook):
+		}
+	}
+}
+
+// want asks for a look soon.
+func (w *clockWatch) want() {
+	select {
+	case w.ask <- struct{}{}:
+	default:
+	}
+}
+
+// newClockWatch is a server's.
+func (m *Main) newClockWatch() *clockWatch {
+	return &clockWatch{
+		clock: &m.clock, log: room(m.log, "clock"), tid: func() transport.Identity { return m.tid }, id: m.id.nodeID(), trust: m.trust.Load,
+		others: m.otherServers, all: func() int { return len(m.otherServers()) + 1 }, self: true, period: clockPeriod,
+		last: func() time.Time {
+			if m.store == nil {
+				return time.Time{}
+			}
+			return m.store.Time()
+		},
+		ask: make(chan struct{}, 1), changed: m.renewNow.tell,
+	}
+}
+
+// otherServers are those of the records, and before the store is open those of the data directory.
+func (m *Main) otherServers() []join.ServerAddr {
+	if m.store != nil {
+		return m.serverAddrs()[1:]
+	}
+	var others []join.ServerAddr
+	for _, p := range m.dir.readPeers() {
+		others = append(others, join.ServerAddr{ID: p.ID, Name: p.Name, Addr: p.Addr})
+	}
+	return others
+}
+
+// keepClock keeps the verdict on this server's clock, and leadership away from it while others agree
+// that it is wrong: what the leader does goes by its clock.
+func (m *Main) keepClock(ctx context.Context) error {
+	var yielding sync.WaitGroup
+	defer yielding.Wait()
+	yielding.Go(func() {
+		for ctx.Err() == nil {
+			if v := m.clock.Verdict(); v.Wrong() && v.Agreed && m.store.IsLeader() {
+				attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
+				err := m.store.TransferLeadership(attempt)
+				cancel()
+				m.log.Warn("this server hands leadership over, as its clock is wrong", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-slack.After(clockWrongPeriod):
+			}
+		}
+	})
+	return m.clockWatch.run(ctx)
+}
+
+// clockCheck is the readiness of this server as its clock makes it.
+func (m *Main) clockCheck() healthz.HealthChecker {
+	return healthz.NamedCheck("clock", func(*http.Request) error {
+		if v := m.clock.Verdict(); v.Wrong() {
+			return errors.New(v.Why)
+		}
+		return nil
+	})
+}
+
+// holdLoops waits while this machine's clock is wrong or was set and is not judged again yet: loops
+// decide by it what has ended.
+func (m *Main) holdLoops(ctx context.Context) {
+	for ctx.Err() == nil && (m.clock.Doubtful() || m.clock.Verdict().Wrong()) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// whileClockIsRight runs work until ctx or the work ends, or the clock is wrong.
+func (m *Main) whileClockIsRight(ctx context.Context, work func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for ctx.Err() == nil && !m.clock.Verdict().Wrong() {
+			select {
+			case <-ctx.Done():
+			case <-slack.After(clockLook):
+			}
+		}
+		stop()
+	})
+	err := work(ctx)
+	stop()
+	watching.Wait()
+	return err
+}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+)
+
+// TestPushRemovals: each agent that is connected is told of each removed server until it has
+// confirmed it, and not again.
+func TestPushRemovals(t *testing.T) {
+	var ids []string
+	agents := map[string]string{"id1": "a1", "id2": "a2"}
+	fails := map[string]error{}
+	var mu sync.Mutex
+	told := map[string][]string{}
+	p := &removalPush{
+		ids: func() []string { return ids }, agents: func() map[string]string { return agents },
+		tell: func(_ context.Context, name string, ids []string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if fails[name] == nil {
+				told[name] = ids
+			}
+			return fails[name]
+		},
+	}
+	step := func(what string, all bool, want map[string][]string) {
+		t.Helper()
+		clear(told)
+		if got := p.push(t.Context()); got != all {
+			t.Errorf("%s: all know it: %v", what, got)
+		}
+		if !maps.EqualFunc(told, want, slices.Equal) {
+			t.Errorf("%s: told %v, want %v", what, told, want)
+		}
+	}
+	step("none was removed", true, nil)
+	ids = []string{"s3"}
+	fails["a2"] = errors.New("the connection broke")
+	step("one was", false, map[string][]string{"a1": ids})
+	fails["a2"] = nil
+	step("the second answers again", true, map[string][]string{"a2": ids})
+	step("all know it", true, nil)
+	fails["a1"] = errNoSuchCall // an older agent, which asks by itself
+	ids = []string{"s2", "s3"}
+	step("another one", true, map[string][]string{"a2": ids})
+	step("an older agent is not asked again", true, nil)
+	agents = map[string]string{"id2": "a2"}
+	step("one has left", true, nil)
+	fails["a1"] = nil
+	agents = map[string]string{"id1": "a1", "id2": "a2"}
+	step("and comes back", true, map[string][]string{"a1": ids})
+	ids = []string{"s3"} // what is old is not said any more
+	step("fewer than known", true, nil)
+}

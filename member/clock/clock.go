@@ -1,0 +1,163 @@
+// Package clock finds out whether this machine's wall clock is right: by those of the
+// cluster's servers, and by what is older than any moment in which the program can run.
+// It asks nobody itself and sets no clock.
+package clock
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Tolerance is how far a clock may be from the others' and count as right: less than
+	// certificates are backdated, more than what readings of whole seconds over a busy
+	// network differ by.
+	Tolerance = time.Minute
+	// agree is how far servers' clocks may be from their median to count for it.
+	agree = 30 * time.Second
+	// set is by how much wall and monotonic clock may differ until the wall clock counts
+	// as set, or the machine as having slept.
+	set = 5 * time.Second
+)
+
+// Reading is what a server's clock showed.
+type Reading struct {
+	Name string
+	// Ahead is how far its clock is ahead of this machine's, as that is.
+	Ahead time.Duration
+}
+
+// Verdict is what is known of this machine's clock. The zero value: nothing is wrong.
+type Verdict struct {
+	// Ahead is how far the cluster's clocks are ahead of this machine's; 0: not known, or right.
+	Ahead time.Duration
+	// Agreed: most of the cluster's servers say so.
+	Agreed bool
+	// Why says what is wrong, and how it is put right; empty: nothing.
+	Why string
+	// Differs says that this clock and another one are not the same, where it is not known which is
+	// right; empty: none is known to differ, or Why says more.
+	Differs string
+}
+
+// Wrong reports whether this machine's clock is.
+func (v Verdict) Wrong() bool { return v.Why != "" }
+
+// Judge decides at now, by this machine's clock. floor is a moment that has passed for certain, and
+// what it is. servers is how many the cluster has, self whether this machine is one of them, and readings
+// are of the others that answered. A clock is wrong if it is before floor, or if more
+// than half of all servers agree on another time: two clocks that differ do not tell which is right.
+func Judge(now, floor time.Time, what string, readings []Reading, servers int, self bool) Verdict {
+	if self {
+		servers = max(servers, len(readings)+1)
+	}
+	servers = max(servers, len(readings))
+	readings = slices.Clone(readings)
+	slices.SortFunc(readings, func(a, b Reading) int { return cmp.Compare(a.Ahead, b.Ahead) })
+	var names []string
+	var ahead time.Duration
+	if len(readings) > 0 {
+		ahead = readings[len(readings)/2].Ahead
+	}
+	for _, r := range readings {
+		if (r.Ahead - ahead).Abs() <= agree {
+			names = append(names, r.Name)
+		}
+	}
+	stamp := now.UTC().Format(time.RFC3339)
+	const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd; nothing is lost until then, and clusterd goes on by itself when it is right"
+	if 2*len(names) > servers && ahead.Abs() > Tolerance {
+		return Verdict{Ahead: ahead, Agreed: true, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
+			stamp, strings.Join(names, ", "), now.Add(ahead).UTC().Format(time.RFC3339), cure)}
+	}
+	if now.Before(floor) {
+		v := Verdict{Why: fmt.Sprintf("this machine's clock is wrong: it says %s, which is before %s (%s): %s", stamp, what, floor.UTC().Format(time.RFC3339), cure)}
+		if len(names) > 0 && !now.Add(ahead).Before(floor) {
+			v.Ahead = ahead
+		}
+		return v
+	}
+	same := 0 // that this machine's agrees with, it included
+	if self {
+		same++
+	}
+	for _, r := range readings {
+		if r.Ahead.Abs() <= agree {
+			same++
+		}
+	}
+	for _, r := range readings {
+		switch {
+		case r.Ahead.Abs() <= Tolerance:
+		case 2*same > servers:
+			return Verdict{Differs: fmt.Sprintf("the clock of %s is wrong: it says %s, and most servers agree with this machine's, %s: set it there", r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339), stamp)}
+		default:
+			return Verdict{Differs: fmt.Sprintf("this machine's clock, %s, and that of %s, %s, differ, and there is no majority of the servers that tells which is right: set both", stamp, r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339))}
+		}
+	}
+	return Verdict{}
+}
+
+// Clock is this machine's clock with what is known of it. The zero value is ready, and
+// shows the machine's time. It may be used concurrently.
+type Clock struct {
+	judged atomic.Pointer[judged]
+	now    func() time.Time // time.Now but in tests
+}
+
+type judged struct {
+	Verdict
+	at time.Time
+}
+
+func (c *Clock) wall() time.Time {
+	if c.now != nil {
+		return c.now()
+	}
+	return time.Now()
+}
+
+// Now is the cluster's time, as well as it is known: the machine's unless that is wrong. When the
+// clock is set, time goes on as before until it is judged again. It has no monotonic reading, which
+// would be wrong when the verdict changes. A nil Clock shows the machine's time.
+func (c *Clock) Now() time.Time {
+	if c == nil {
+		return time.Now().Round(0)
+	}
+	now := c.wall()
+	j := c.judged.Load()
+	switch {
+	case j == nil:
+		return now.Round(0)
+	case WasSet(j.at, now):
+		return j.at.Round(0).Add(now.Sub(j.at) + j.Ahead)
+	}
+	return now.Round(0).Add(j.Ahead)
+}
+
+// Doubtful reports whether the clock was set, or the machine slept, since it was judged.
+func (c *Clock) Doubtful() bool {
+	j := c.judged.Load()
+	return j != nil && WasSet(j.at, c.wall())
+}
+
+// Note takes note of a verdict of now.
+func (c *Clock) Note(v Verdict) { c.judged.Store(&judged{v, c.wall()}) }
+
+// Verdict is the last one.
+func (c *Clock) Verdict() Verdict {
+	if j := c.judged.Load(); j != nil {
+		return j.Verdict
+	}
+	return Verdict{}
+}
+
+// WasSet reports whether between two moments of this process the clock was set or the
+// machine slept: wall and monotonic clock have then counted differently.
+func WasSet(before, after time.Time) bool {
+	return (after.Round(0).Sub(before.Round(0)) - after.Sub(before)).Abs() > set
+}
