@@ -6,10 +6,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -212,44 +210,25 @@ func TestRightsThatLack(t *testing.T) {
 	stop()
 }
 
-// TestRealServer: a server that checks signatures and checksums, over TLS.
+// TestRealServer: a server that checks signatures and checksums, with TLS and without.
 func TestRealServer(t *testing.T) {
-	program := os.Getenv("CLUSTERD_S3")
+	program := os.Getenv(s3test.Program)
 	if program == "" {
 		t.Skip("needs an S3 server: make s3-test")
 	}
-	cert, key := s3test.Certificate(t, "127.0.0.1")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, s3test.Bucket), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, "--access", "ID", "--secret", "SECRET", "--port", addr, "--cert", cert, "--key", key, "posix", dir)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Log(out.String())
-		}
-	}()
-	until(t, "the server listens", func() bool {
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
+	t.Run("https", func(t *testing.T) {
+		cert, key := s3test.Certificate(t, "127.0.0.1")
+		addr, dir := s3test.Real(t, program, "ID", "SECRET", cert, key)
+		realServer(t, "https://"+addr, dir, cert)
 	})
-	b := bucketAt(t, "https://"+addr+"/"+s3test.Bucket+"/site/a", func(c *Config) { c.CA = cert })
+	t.Run("http", func(t *testing.T) {
+		addr, dir := s3test.Real(t, program, "ID", "SECRET", "", "")
+		realServer(t, "http://"+addr, dir, "")
+	})
+}
+
+func realServer(t *testing.T, url, dir, cert string) {
+	b := bucketAt(t, url+"/"+s3test.Bucket+"/site/a", func(c *Config) { c.CA = cert })
 	data := random()
 	if err := put(t.Context(), b, data); err != nil {
 		t.Fatal(err)
@@ -303,13 +282,13 @@ func TestRealServer(t *testing.T) {
 	if names, err := b.Names(t.Context(), ""); err != nil || len(names) > 0 {
 		t.Errorf("%q, %v", names, err)
 	}
-	wrong := bucketAt(t, "https://"+addr+"/"+s3test.Bucket, func(c *Config) {
+	wrong := bucketAt(t, url+"/"+s3test.Bucket, func(c *Config) {
 		c.CA, c.Credentials = cert, keyFile(t, "[default]\naws_access_key_id = ID\naws_secret_access_key = OTHER\n", 0o600)
 	})
 	if err := put(t.Context(), wrong, data); err == nil || !strings.Contains(err.Error(), "check the key and the secret of --snapshot-store-credentials") {
 		t.Errorf("%v", err)
 	}
-	none := bucketAt(t, "https://"+addr+"/none", func(c *Config) { c.CA = cert })
+	none := bucketAt(t, url+"/none", func(c *Config) { c.CA = cert })
 	if err := put(t.Context(), none, data); err == nil || !strings.Contains(err.Error(), "create the bucket none") {
 		t.Errorf("%v", err)
 	}

@@ -6,18 +6,18 @@ package s3test
 import (
 	"bytes"
 	"crypto/md5" //nolint:gosec // what S3 calls an ETag
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/pem"
 	"encoding/xml"
 	"fmt"
 	"io"
+	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +35,8 @@ type Server struct {
 	URL, CA string
 	// Hook comes first, if it is set before the first request; true: it has answered.
 	Hook func(w http.ResponseWriter, r *http.Request) bool
+	// Behind answers instead, if it is set before the first request.
+	Behind http.Handler
 
 	mu      sync.Mutex // guards all below
 	objects map[string]object
@@ -54,13 +56,27 @@ type upload struct {
 
 // New returns one that ends with the test.
 func New(t testing.TB) *Server {
-	s := &Server{objects: map[string]object{}, uploads: map[string]upload{}}
-	server := httptest.NewTLSServer(s)
-	t.Cleanup(server.Close)
-	s.URL, s.CA = server.URL+"/"+Bucket, filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(s.CA, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		t.Fatal(err)
 	}
+	return NewOn(t, l, "127.0.0.1")
+}
+
+// NewOn is New with a listener at an address.
+func NewOn(t testing.TB, l net.Listener, addr string) *Server {
+	s := &Server{objects: map[string]object{}, uploads: map[string]upload{}}
+	cert, key := Certificate(t, addr)
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: l, TLS: &tls.Config{Certificates: []tls.Certificate{pair}}, Config: &http.Server{
+		Handler: s, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0),
+	}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	s.URL, s.CA = "https://"+l.Addr().String()+"/"+Bucket, cert
 	return s
 }
 
@@ -113,6 +129,10 @@ func Refuse(w http.ResponseWriter, status int, code, message string) {
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.Hook != nil && s.Hook(w, r) {
+		return
+	}
+	if s.Behind != nil {
+		s.Behind.ServeHTTP(w, r)
 		return
 	}
 	body, err := io.ReadAll(r.Body)
