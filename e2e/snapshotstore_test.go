@@ -145,7 +145,7 @@ func TestE2ESnapshotStore(t *testing.T) {
 	restore := func(url string, more ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
-		args := append([]string{"init", "--prepare", "--from-snapshot", url, "--identity", identity, "--data", filepath.Join(t.TempDir(), "restored"), "--name", "phoenix", "--advertise", n1.Addr.String()}, more...)
+		args := append([]string{"init", "--prepare", "--from-snapshot", url, "--identity", identity, "--data", filepath.Join(t.TempDir(), "restored"), "--name", "phoenix", "--advertise", n1.Addr.String(), "--port", "7443"}, more...)
 		out, err := e.Exec(ctx, "n1", e.Bin("clusterd"), args...).CombinedOutput()
 		return string(out), err
 	}

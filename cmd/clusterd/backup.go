@@ -90,9 +90,9 @@ func (r *restoreFlags) add(f *pflag.FlagSet) {
 }
 
 // read opens the file and reads all of it.
-func (r *restoreFlags) read(ctx context.Context, c *SnapshotConfig) (*backup.Content, error) {
+func (r *restoreFlags) read(ctx context.Context, cfg *SnapshotConfig) (*backup.Content, error) {
 	if strings.Contains(r.file, "://") {
-		return r.fetch(ctx, c)
+		return r.fetch(ctx, cfg)
 	}
 	key, err := r.key()
 	if err != nil {
@@ -115,7 +115,7 @@ func (r *restoreFlags) read(ctx context.Context, c *SnapshotConfig) (*backup.Con
 }
 
 // fetch reads all of an object of a store.
-func (r *restoreFlags) fetch(ctx context.Context, c *SnapshotConfig) (content *backup.Content, err error) {
+func (r *restoreFlags) fetch(ctx context.Context, cfg *SnapshotConfig) (content *backup.Content, err error) {
 	const flag = "--from-snapshot"
 	l, name, err := bucket.Split(r.file)
 	if err != nil {
@@ -125,7 +125,7 @@ func (r *restoreFlags) fetch(ctx context.Context, c *SnapshotConfig) (content *b
 	if err != nil {
 		return nil, err
 	}
-	err = bucket.New(bucket.Config{Location: l, Access: c.access(), Flag: flag, Log: slog.New(slog.DiscardHandler)}).Get(ctx, name, func(f io.Reader) error {
+	err = bucket.New(bucket.Config{Location: l, Access: cfg.access(), Flag: flag, Log: slog.New(slog.DiscardHandler)}).Get(ctx, name, func(f io.Reader) error {
 		plain, err := backup.Open(f, key)
 		if err == nil {
 			content, err = backup.Read(plain)

@@ -456,6 +456,7 @@ func (m *Main) joinServer() *join.Server {
 		Servers:     m.serverAddrs,
 		Removed:     m.rights.removedServers,
 		ReleaseKeys: m.releaseKeys,
+		Leave:       m.clusterAPI.leave,
 		Log:         room(m.log, "join"),
 	}
 }

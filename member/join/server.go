@@ -45,7 +45,10 @@ type Server struct {
 	Removed func() []string
 	// ReleaseKeys are the keys that releases may be signed with; nil: none.
 	ReleaseKeys func(context.Context) ([]string, error)
-	Log         *slog.Logger
+	// Leave takes a member out of the cluster that asks for it, or, if not really, says
+	// whether it could; a *Refusal says why not. nil: none.
+	Leave func(ctx context.Context, name string, really bool) error
+	Log   *slog.Logger
 
 	failures failureLimiter
 	notes    notes
