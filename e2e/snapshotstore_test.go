@@ -155,6 +155,13 @@ func TestE2ESnapshotStore(t *testing.T) {
 	if out, err := restore(url); err == nil || !strings.Contains(out, "--snapshot-store-credentials: name a file") {
 		t.Errorf("restore without keys: %v: %s", err, out)
 	}
+	other := filepath.Join(t.TempDir(), "other")
+	if k, err := age.GenerateX25519Identity(); err != nil || os.WriteFile(other, []byte(k.String()+"\n"), 0o600) != nil {
+		t.Fatal(err)
+	}
+	if out, err := restore(url, append(access, "--identity", other)...); err == nil || !strings.Contains(out, "--from-snapshot "+url+": it does not open with this passphrase or key") {
+		t.Errorf("restore with another key: %v: %s", err, out)
+	}
 	if out, err := restore(s.URL+"/site/none.backup", access...); err == nil || !strings.Contains(out, "the last by name is ") {
 		t.Errorf("restore of what is not there: %v: %s", err, out)
 	}

@@ -287,16 +287,13 @@ func (b *Bucket) do(ctx context.Context, most time.Duration, op func(context.Con
 	defer done()
 	if most > 0 {
 		var cancel context.CancelFunc
-		cause := errTooSlow
-		if most != b.cfg.Timeout {
-			cause = context.DeadlineExceeded
-		}
-		ctx, cancel = context.WithTimeoutCause(ctx, most, cause)
+		ctx, cancel = context.WithTimeoutCause(ctx, most, tooSlow(most))
 		defer cancel()
 	}
 	err = op(ctx, c)
 	var own local
-	if errors.As(err, &own) && !errors.Is(context.Cause(ctx), errTooSlow) {
+	var slow tooSlow
+	if errors.As(err, &own) && !errors.As(context.Cause(ctx), &slow) {
 		return own.error
 	}
 	return b.explain(ctx, err)

@@ -49,7 +49,7 @@ func bucketAt(t *testing.T, url string, change ...func(*Config)) *Bucket {
 	}
 	cfg := Config{
 		Location: l, Node: "n1", Flag: "--snapshot-store", Log: slog.New(slog.DiscardHandler),
-		Access: Access{Credentials: keyFile(t, someKeys, 0o600), Timeout: time.Minute},
+		Access: Access{Credentials: keyFile(t, someKeys, 0o600), Timeout: 50 * time.Second},
 	}
 	for _, c := range change {
 		c(&cfg)

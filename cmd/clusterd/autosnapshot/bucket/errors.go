@@ -16,8 +16,10 @@ import (
 	"github.com/minio/minio-go/v7"
 )
 
-// errTooSlow is returned when a snapshot takes longer than Access.Timeout.
-var errTooSlow = errors.New("too slow")
+// tooSlow is why an operation that takes longer than it may ends.
+type tooSlow time.Duration
+
+func (t tooSlow) Error() string { return fmt.Sprintf("not done after %s", time.Duration(t)) }
 
 // rights are what the keys of a store must permit.
 const rights = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject"
@@ -57,9 +59,12 @@ func (b *Bucket) reason(ctx context.Context, err error) (why, fix string) {
 	var op *net.OpError
 	var dns *net.DNSError
 	var late net.Error
+	var slow tooSlow
 	switch {
-	case errors.Is(context.Cause(ctx), errTooSlow):
-		return fmt.Sprintf("not done after %s", b.cfg.Timeout), "look at the store and the way to it, or give more --snapshot-store-timeout"
+	case errors.As(context.Cause(ctx), &slow) && time.Duration(slow) == short:
+		return slow.Error(), "look at the store and the way to it"
+	case errors.As(context.Cause(ctx), &slow):
+		return slow.Error(), "look at the store and the way to it, or give more --snapshot-store-timeout"
 	case errors.As(err, &resp):
 		why = fmt.Sprintf("HTTP status %d, %s: %s", resp.StatusCode, tame(resp.Code), why)
 		return why, b.fixOf(resp)

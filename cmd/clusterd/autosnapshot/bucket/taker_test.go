@@ -250,7 +250,7 @@ func realServer(t *testing.T, url, dir, cert string) {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	err = b.Put(ctx, "c-20261127T050000Z.backup", func(_ context.Context, w io.Writer) error {
+	err := b.Put(ctx, "c-20261127T050000Z.backup", func(_ context.Context, w io.Writer) error {
 		_, err := w.Write(make([]byte, partSize+1))
 		cancel()
 		return errors.Join(err, ctx.Err())
