@@ -91,7 +91,6 @@ func (g *Guard) leave(ctx context.Context) (left bool) {
 		klog.FromContext(ctx).Error(err, "The machine is shut down and stays a member of the cluster: clusterctl members rm takes it out")
 		return false
 	}
-	klog.FromContext(ctx).Info("The machine has left the cluster: to come back it must be reset and join again")
 	return true
 }
 

@@ -111,7 +111,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestStays: a reboot, a type that is not told, and a cluster that cannot do without the
+// TestStays: a reboot, an unknown type, and a cluster that cannot do without the
 // machine: the pods end as ever, and nothing is evicted.
 func TestStays(t *testing.T) {
 	for what, c := range map[string]struct {
@@ -145,7 +145,7 @@ func TestStays(t *testing.T) {
 }
 
 // TestKindIsForgotten: a shutdown that was cancelled says nothing of the next, whose
-// type is not told.
+// type is unknown.
 func TestKindIsForgotten(t *testing.T) {
 	s := logindtest.New(t)
 	m := &membership{pods: newPods(podOf("web", 0)), budget: 0}
@@ -187,7 +187,7 @@ func TestBudgetsThatHold(t *testing.T) {
 	periods := Periods(4*time.Second, 2*time.Second)
 	close(m.seen)
 	g := New(Config{Periods: periods, Pods: m, Member: m})
-	begun := time.Now()
+	start := time.Now()
 	var work sync.WaitGroup
 	work.Go(func() { g.shutDown(t.Context(), "halt", 5*time.Second) })
 	until(t, "the pod is ended", func() bool { _, ended := m.told(); return len(ended) == 1 })
@@ -199,7 +199,7 @@ func TestBudgetsThatHold(t *testing.T) {
 	if _, ended := m.told(); len(ended) != 1 || !strings.HasPrefix(ended[0], "db in ") {
 		t.Errorf("ended %q", ended)
 	}
-	if took := time.Since(begun); took > 4*time.Second {
+	if took := time.Since(start); took > 4*time.Second {
 		t.Errorf("it took %s", took)
 	}
 }

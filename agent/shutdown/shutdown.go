@@ -193,17 +193,17 @@ func (g *Guard) begin(ctx context.Context, kind string) {
 // shutDown ends the pods within limit, and leaves the cluster if that is wanted.
 func (g *Guard) shutDown(ctx context.Context, kind string, limit time.Duration) {
 	const event = "Shutdown manager detected shutdown event"
-	begun := time.Now()
+	start := time.Now()
 	if g.cfg.Member == nil || !g.leaves(ctx, kind) {
 		g.set(true, event)
 		if g.cfg.Member != nil {
-			limit -= time.Since(begun)
+			limit -= time.Since(start)
 		}
 		g.end(ctx, fit(g.cfg.Periods, limit))
 		return
 	}
 	// What logind gives beyond the periods is for leaving: half of it at most, if it is short.
-	until := begun.Add(max(limit-leaveTime, limit/2))
+	until := start.Add(max(limit-leaveTime, limit/2))
 	undo := g.cordon(ctx)
 	if periods := fit(g.cfg.Periods, time.Until(until)); len(periods) > 0 {
 		g.drain(ctx, total(periods)-periods[len(periods)-1].Grace)
@@ -249,7 +249,7 @@ func (g *Guard) set(down bool, message string) {
 // end ends the pods, those of the lowest priority first. What a group does not need of
 // its time is not waited for.
 func (g *Guard) end(ctx context.Context, periods []Period) {
-	// An agent that has only just begun does not know its pods yet.
+	// An agent that has only just start does not know its pods yet.
 	known, cancel := context.WithTimeout(ctx, total(periods))
 	defer cancel()
 	select {

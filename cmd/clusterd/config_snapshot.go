@@ -39,8 +39,7 @@ type SnapshotConfig struct {
 	SnapshotStoreCA string `json:"snapshotStoreCA,omitempty"`
 	// SnapshotStoreRegion is the bucket's; empty: the store is asked.
 	SnapshotStoreRegion string `json:"snapshotStoreRegion,omitempty"`
-	// SnapshotStoreTimeout is how long one snapshot may take on its way to the store and,
-	// to be verified, back.
+	// SnapshotStoreTimeout is how long one snapshot may take to be uploaded and read back.
 	SnapshotStoreTimeout Duration `json:"snapshotStoreTimeout"`
 	// SnapshotRecipients are the public keys of age (age1…), separated by commas, each
 	// of whose secret keys opens the files.
@@ -62,7 +61,7 @@ func (c *SnapshotConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.SnapshotStoreCredentials, "snapshot-store-credentials", c.SnapshotStoreCredentials, "file with the keys for it, in the form of ~/.aws/credentials (default: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN in the environment)")
 	f.StringVar(&c.SnapshotStoreCA, "snapshot-store-ca", c.SnapshotStoreCA, "file with the CA of its certificate (default: the machine's CAs)")
 	f.StringVar(&c.SnapshotStoreRegion, "snapshot-store-region", c.SnapshotStoreRegion, "region of the bucket (default: the store is asked)")
-	f.DurationVar(&c.SnapshotStoreTimeout.Duration, "snapshot-store-timeout", c.SnapshotStoreTimeout.Duration, "how long a snapshot may take on its way to the store and back, to be verified")
+	f.DurationVar(&c.SnapshotStoreTimeout.Duration, "snapshot-store-timeout", c.SnapshotStoreTimeout.Duration, "how long a snapshot may take to be uploaded and read back")
 	f.StringVar(&c.SnapshotRecipients, "snapshot-recipients", c.SnapshotRecipients, "public keys of age (age1...), separated by commas, to which these snapshots are encrypted")
 	f.IntVar(&c.SnapshotKeep, "snapshot-keep", c.SnapshotKeep, "maximum number of these snapshots (0 = unlimited)")
 	f.DurationVar(&c.SnapshotKeepAge.Duration, "snapshot-keep-age", c.SnapshotKeepAge.Duration, "maximum age of these snapshots, except the newest (0 = unlimited)")
@@ -85,7 +84,7 @@ func (c *SnapshotConfig) check() error {
 	case c.SnapshotSchedule == "":
 		return nil
 	case c.SnapshotStore != "" && c.SnapshotFolder != "":
-		return fmt.Errorf("--snapshot-store and --snapshot-folder %s: give one of them, snapshots have one place", c.SnapshotFolder)
+		return fmt.Errorf("--snapshot-store and --snapshot-folder %s: give one of them", c.SnapshotFolder)
 	case c.SnapshotStore == "" && !filepath.IsAbs(c.SnapshotFolder):
 		return fmt.Errorf("--snapshot-folder %q: an absolute path of a folder is required with --snapshot-schedule, such as /var/backups/clusterd, or a bucket with --snapshot-store", c.SnapshotFolder)
 	}

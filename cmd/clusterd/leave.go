@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"net"
 
 	"github.com/clusterd/clusterd/member/join"
@@ -19,7 +20,7 @@ func (s membership) MayLeave(ctx context.Context) error {
 
 // Leave implements agent.Membership.
 func (s membership) Leave(ctx context.Context) error {
-	return s.m.clusterAPI.leave(ctx, s.m.cfg.Name, true)
+	return logLeft(s.m.log, s.m.clusterAPI.leave(ctx, s.m.cfg.Name, true))
 }
 
 // agentMembership is it for an agent, which asks a server.
@@ -33,4 +34,14 @@ func (a agentMembership) dial(ctx context.Context) (net.Conn, error) {
 func (a agentMembership) MayLeave(ctx context.Context) error { return join.MayLeave(ctx, a.dial) }
 
 // Leave implements agent.Membership.
-func (a agentMembership) Leave(ctx context.Context) error { return join.Leave(ctx, a.dial) }
+func (a agentMembership) Leave(ctx context.Context) error {
+	return logLeft(a.n.log, join.Leave(ctx, a.dial))
+}
+
+// logLeft logs that the node has left, if it has.
+func logLeft(log *slog.Logger, err error) error {
+	if err == nil {
+		log.Info("this node has left the cluster, as its machine is shut down: to come back it must be reset and join again")
+	}
+	return err
+}

@@ -32,7 +32,7 @@ func (s *Server) Questions() http.Handler {
 // leave says whether who asks may leave the cluster, or takes it out.
 func (s *Server) leave(ctx context.Context, who Record, r *http.Request) (any, error) {
 	if s.Leave == nil {
-		return nil, errors.New("this server takes out nobody")
+		return nil, errors.New("this server does not remove members")
 	}
 	return struct{}{}, s.Leave(ctx, who.Name, r.Method == http.MethodDelete)
 }

@@ -108,7 +108,7 @@ func TestKeysNeedTheLeader(t *testing.T) {
 }
 
 // TestLeave: a member asks for itself alone, hears why it cannot go, and one without a
-// record takes out nobody.
+// record removes no member.
 func TestLeave(t *testing.T) {
 	w := newWorld(t)
 	res, wish, err := w.join(t, w.token(t, time.Hour), "n2")

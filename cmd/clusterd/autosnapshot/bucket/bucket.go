@@ -190,7 +190,7 @@ func (b *Bucket) Names(ctx context.Context, prefix string) (names []string, err 
 	return names, nil
 }
 
-// list lists objects by the beginning of their names; folders are left out.
+// list lists objects by the beginning of their names; names with a further slash are left out.
 func (b *Bucket) list(ctx context.Context, c minio.Core, prefix string) ([]minio.ObjectInfo, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // the listing ends with it

@@ -25,7 +25,7 @@ type Access struct {
 	CA string
 	// Region; empty: the store is asked.
 	Region string
-	// Timeout is how long one snapshot may take on its way there and back; 0: any time.
+	// Timeout is how long one snapshot may take to be uploaded and read back; 0: any time.
 	Timeout time.Duration
 	// Stall is how long no byte may move in either direction; default 2 min.
 	Stall time.Duration

@@ -62,9 +62,9 @@ func (b *Bucket) reason(ctx context.Context, err error) (why, fix string) {
 	var slow tooSlow
 	switch {
 	case errors.As(context.Cause(ctx), &slow) && time.Duration(slow) == short:
-		return slow.Error(), "look at the store and the way to it"
+		return slow.Error(), "check the store and the network path to it"
 	case errors.As(context.Cause(ctx), &slow):
-		return slow.Error(), "look at the store and the way to it, or give more --snapshot-store-timeout"
+		return slow.Error(), "check the store and the network path to it, or give more --snapshot-store-timeout"
 	case errors.As(err, &resp):
 		why = fmt.Sprintf("HTTP status %d, %s: %s", resp.StatusCode, tame(resp.Code), why)
 		return why, b.fixOf(resp)
@@ -75,7 +75,7 @@ func (b *Bucket) reason(ctx context.Context, err error) (why, fix string) {
 	case errors.As(err, &invalid):
 		return why, "renew the store's certificate, or check the clock of this machine"
 	case errors.As(err, &record), strings.Contains(why, "server gave HTTP response to HTTPS client"):
-		return why, "the store speaks no TLS there: check the port, or write http:// if nobody can listen on the way"
+		return why, "the store speaks no TLS there: check the port, or write http:// if the network is trusted"
 	case errors.As(err, &syntax):
 		return "what answers speaks no S3 (" + why + ")", "check the host and port"
 	case errors.As(err, &dns):
@@ -83,7 +83,7 @@ func (b *Bucket) reason(ctx context.Context, err error) (why, fix string) {
 	case errors.As(err, &op) && op.Op == "dial":
 		return why, "check that the store runs at that address"
 	case errors.As(err, &late) && late.Timeout() && ctx.Err() == nil:
-		return fmt.Sprintf("no byte moved for %s", b.stall()), "look at the store and the way to it"
+		return fmt.Sprintf("no byte moved for %s", b.stall()), "check the store and the network path to it"
 	}
 	return why, ""
 }

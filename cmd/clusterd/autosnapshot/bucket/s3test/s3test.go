@@ -168,15 +168,15 @@ func (s *Server) bucket(w http.ResponseWriter, q url.Values) {
 		LastModified string
 		Size         int
 	}
-	type begun struct{ Key, UploadId, Initiated string } //nolint:staticcheck // S3's name
+	type started struct{ Key, UploadId, Initiated string } //nolint:staticcheck // S3's name
 	switch {
 	case q.Has("location"):
 		answer(w, "LocationConstraint", struct{}{})
 	case q.Has("uploads"):
-		var list struct{ Upload []begun }
+		var list struct{ Upload []started }
 		for id, u := range s.uploads {
 			if strings.HasPrefix(u.key, q.Get("prefix")) {
-				list.Upload = append(list.Upload, begun{u.key, id, u.at.UTC().Format(time.RFC3339)})
+				list.Upload = append(list.Upload, started{u.key, id, u.at.UTC().Format(time.RFC3339)})
 			}
 		}
 		answer(w, "ListMultipartUploadsResult", list)
