@@ -85,9 +85,12 @@ func (g *Guard) leaves(ctx context.Context, kind string) bool {
 
 // leave takes the machine out of the cluster.
 func (g *Guard) leave(ctx context.Context) (left bool) {
-	ctx, cancel := context.WithTimeout(ctx, leaveTime)
+	most, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
-	if err := g.cfg.Member.Leave(ctx); err != nil {
+	switch err := g.cfg.Member.Leave(most); {
+	case ctx.Err() != nil: // the process ends, as that of a removed member does
+		return err == nil
+	case err != nil:
 		klog.FromContext(ctx).Error(err, "The machine is shut down and stays a member of the cluster: clusterctl members rm takes it out")
 		return false
 	}

@@ -347,9 +347,8 @@ func (n *agentNode) trustNumber() uint64 {
 	return trust.Number
 }
 
-// askMembership asks the servers why none of them answers this node: it may have
-// been removed.
-func (n *agentNode) askMembership(ctx context.Context) error {
+// askRemoved asks the servers whether this node was removed; nil: none says so.
+func (n *agentNode) askRemoved(ctx context.Context) *join.Removal {
 	for _, s := range n.servers.All() {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {
@@ -357,8 +356,17 @@ func (n *agentNode) askMembership(ctx context.Context) error {
 		}, n.id.nodeID())
 		cancel()
 		if err == nil && answer.Removed != nil {
-			return errors.Join(errRemoved(n.cfg, *answer.Removed), n.dir.markRemoved(*answer.Removed))
+			return answer.Removed
 		}
+	}
+	return nil
+}
+
+// askMembership asks the servers why none of them answers this node: it may have
+// been removed.
+func (n *agentNode) askMembership(ctx context.Context) error {
+	if r := n.askRemoved(ctx); r != nil {
+		return errors.Join(errRemoved(n.cfg, *r), n.dir.markRemoved(*r))
 	}
 	if n.trust.Load().Changing() {
 		// The cluster may have gone on with one of them while this node was away, so

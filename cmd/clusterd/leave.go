@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/transport"
@@ -35,8 +39,21 @@ func (a agentMembership) MayLeave(ctx context.Context) error { return join.MayLe
 
 // Leave implements agent.Membership.
 func (a agentMembership) Leave(ctx context.Context) error {
-	return logLeft(a.n.log, join.Leave(ctx, a.dial))
+	err := join.Leave(ctx, a.dial)
+	var no *join.Refusal
+	if err != nil && !errors.As(err, &no) {
+		// Servers close the connections of a member that was removed, this one as well.
+		if wait.PollUntilContextCancel(ctx, leaveAgain, true, func(ctx context.Context) (bool, error) {
+			return a.n.askRemoved(ctx) != nil, nil
+		}) == nil {
+			err = nil
+		}
+	}
+	return logLeft(a.n.log, err)
 }
+
+// leaveAgain is how often servers are asked whether they have removed this node.
+const leaveAgain = 200 * time.Millisecond
 
 // logLeft logs that the node has left, if it has.
 func logLeft(log *slog.Logger, err error) error {
