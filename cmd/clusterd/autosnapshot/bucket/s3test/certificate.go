@@ -37,7 +37,7 @@ func Certificate(t testing.TB, addr string) (cert, key string) {
 	dir := t.TempDir()
 	write := func(name, kind string, b []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil {
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}), 0o600); err != nil { //nolint:forbidigo // of a test
 			t.Fatal(err)
 		}
 		return path
