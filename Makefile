@@ -158,6 +158,15 @@ csi-programs: ## build the CSI sidecars and driver that csi-test runs
 csi-test: build image csi-programs ## upstream's CSI sidecars and hostpath driver (root, slow)
 	CLUSTERD_TOOLS=$(CURDIR)/bin/peers CLUSTERD_CSI=$(CURDIR)/bin/csi $(GO) test -count=1 -v -timeout 40m -run TestE2ECSI ./e2e/tools
 
+bin/peers/versitygw: hack/peers/s3/go.mod
+	@mkdir -p bin/peers
+	cd hack/peers/s3 && nice $(GO) build -ldflags '-s -w' -o ../../../bin/peers/ $$($(GO) list tool)
+
+.PHONY: s3-test
+s3-test: build image bin/peers/versitygw ## snapshots in a bucket of a real S3 server (root, slow)
+	CLUSTERD_S3=$(CURDIR)/bin/peers/versitygw $(GO) test -count=1 -v ./cmd/clusterd/autosnapshot/bucket
+	CLUSTERD_S3=$(CURDIR)/bin/peers/versitygw CLUSTERD_E2E=netns $(GO) test -count=1 -v -timeout 40m -run TestE2ESnapshotStore ./e2e
+
 # The suite's programs and the images that its manifests name, which are all one program of its module.
 .PHONY: gateway-suite
 gateway-suite:

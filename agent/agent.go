@@ -212,6 +212,9 @@ type Config struct {
 	// Shutdown is how long pods have to end, by their priority, before the machine goes
 	// down; nil: shutdowns are not held up.
 	Shutdown []shutdown.Period
+	// Membership is given up when the machine is shut down for good, within Shutdown;
+	// nil: the machine stays a member of its cluster.
+	Membership Membership
 	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
@@ -389,7 +392,11 @@ func New(cfg Config) (*Agent, error) {
 	})
 	prober.Exec = a.pods
 	if cfg.Shutdown != nil {
-		a.down = shutdown.New(shutdown.Config{Periods: cfg.Shutdown, Pods: a.pods, Changed: a.shutdownChanged})
+		settings := shutdown.Config{Periods: cfg.Shutdown, Pods: a.pods, Changed: a.shutdownChanged}
+		if cfg.Membership != nil {
+			settings.Member = member{cfg.Membership, cfg.Client, cfg.NodeName}
+		}
+		a.down = shutdown.New(settings)
 	}
 	if a.dns, err = a.newDNS(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)

@@ -1,19 +1,22 @@
 package agent
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/probe"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/agent/shutdown"
 	"github.com/clusterd/clusterd/netsetup/lb"
 )
 
 // metrics are what Prometheus may read of this node, by path: the paths and
 // names that it knows of a kubelet.
 func (a *Agent) metrics(probes *probe.Metrics) map[string]prometheus.Gatherer {
-	own := append(append(pod.Metrics(), runtime.Metrics()...), &population{a}, volumeSeries{a}, Connections{},
+	own := append(slices.Concat(pod.Metrics(), runtime.Metrics(), shutdown.Metrics()), &population{a}, volumeSeries{a}, Connections{},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.paths != nil {
 		own = append(own, a.paths)

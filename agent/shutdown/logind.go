@@ -20,6 +20,10 @@ const (
 	logindPath    = dbus.ObjectPath("/org/freedesktop/login1")
 	logindManager = "org.freedesktop.login1.Manager"
 
+	// prepareWith comes before prepare, from systemd 255 on, and has the type.
+	prepareWith = "PrepareForShutdownWithMetadata"
+	prepare     = "PrepareForShutdown"
+
 	systemdService = "org.freedesktop.systemd1"
 	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
 	systemdManager = "org.freedesktop.systemd1.Manager"
@@ -40,6 +44,7 @@ const callDeadline = 10 * time.Second
 type logind struct {
 	conn    *dbus.Conn
 	signals chan *dbus.Signal // closed when the connection ends
+	kind    string            // type of the shutdown that is under way; empty: not known
 }
 
 // dial connects to the bus and subscribes to what is told of shutdowns. address is
@@ -63,8 +68,10 @@ func dial(ctx context.Context, address string) (_ *logind, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callDeadline)
 	defer cancel()
 	conn.Signal(l.signals)
-	if err := conn.AddMatchSignalContext(ctx, dbus.WithMatchInterface(logindManager), dbus.WithMatchMember("PrepareForShutdown"), dbus.WithMatchObjectPath(logindPath)); err != nil {
-		return nil, fmt.Errorf("subscribe to shutdowns: %w", err)
+	for _, member := range []string{prepare, prepareWith} {
+		if err := conn.AddMatchSignalContext(ctx, dbus.WithMatchInterface(logindManager), dbus.WithMatchMember(member), dbus.WithMatchObjectPath(logindPath)); err != nil {
+			return nil, fmt.Errorf("subscribe to shutdowns: %w", err)
+		}
 	}
 	if err := conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(busService), dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, logindService)); err != nil {
 		return nil, fmt.Errorf("subscribe to logind's restarts: %w", err)
@@ -87,7 +94,10 @@ func (l *logind) next(ctx context.Context) (bool, error) {
 				return false, errors.New("the connection to D-Bus was lost")
 			case s.Name == busService+".NameOwnerChanged":
 				return false, errors.New("logind was restarted, or has ended")
-			case s.Name != logindManager+".PrepareForShutdown" || len(s.Body) != 1:
+			case s.Name == logindManager+"."+prepareWith:
+				l.kind = kindOf(s.Body)
+				continue
+			case s.Name != logindManager+"."+prepare || len(s.Body) != 1:
 				continue
 			}
 			if begins, ok := s.Body[0].(bool); ok {
@@ -95,6 +105,19 @@ func (l *logind) next(ctx context.Context) (bool, error) {
 			}
 		}
 	}
+}
+
+// kindOf is the type of a shutdown that begins; empty: it does not, or names none.
+func kindOf(body []any) (kind string) {
+	if len(body) != 2 {
+		return ""
+	}
+	begins, _ := body[0].(bool)
+	metadata, _ := body[1].(map[string]dbus.Variant)
+	if begins {
+		kind, _ = metadata["type"].Value().(string)
+	}
+	return kind
 }
 
 func (l *logind) property(ctx context.Context, name string, to any) error {

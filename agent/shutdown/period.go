@@ -67,6 +67,7 @@ func total(periods []Period) (sum time.Duration) {
 // fit makes periods no longer together than limit, each by the same part: critical
 // pods are not to end without any time because the others have used it up.
 func fit(periods []Period, limit time.Duration) []Period {
+	limit = max(limit, 0)
 	sum := total(periods)
 	if sum <= limit {
 		return periods

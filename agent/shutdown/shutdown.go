@@ -7,6 +7,7 @@ package shutdown
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
@@ -37,6 +39,9 @@ type Config struct {
 	// Periods are how long pods have to end, by their priority; required.
 	Periods []Period
 	Pods    Pods // required
+	// Member is this machine's membership, which it gives up when it is shut down and
+	// not rebooted, after its pods were evicted; nil: it stays a member.
+	Member Member
 	// Bus is the address of D-Bus; default: the system's.
 	Bus string
 	// DropInDir is where logind reads its configuration; default DropInDir.
@@ -51,6 +56,9 @@ type Config struct {
 //	        ┌──────────── cancelled ◀───────────┐
 //	        ▼                                   │
 //	lock is held ── PrepareForShutdown ──▶ pods end, group by group ──▶ lock is released
+//
+// A machine that is shut down for good, and has a Member, evicts its pods before they
+// are ended, and leaves the cluster after that.
 type Guard struct {
 	cfg  Config
 	down atomic.Bool
@@ -82,7 +90,9 @@ func (g *Guard) Run(ctx context.Context) error {
 	defer g.release()
 	defer g.abandon()
 	const first, most = time.Second, time.Minute
-	for delay := first; ; delay = min(2*delay, most) {
+	fresh := wait.Backoff{Duration: first, Factor: 2, Steps: math.MaxInt, Cap: most}
+	pause := fresh
+	for {
 		begun := time.Now()
 		err := g.follow(ctx)
 		if ctx.Err() != nil {
@@ -93,12 +103,12 @@ func (g *Guard) Run(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Shutdowns of this machine are not held up: pods get no time of their own to end then; will retry")
 		}
 		if time.Since(begun) > most {
-			delay = first
+			pause = fresh
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(delay):
+		case <-time.After(pause.Step()):
 		}
 	}
 }
@@ -110,7 +120,7 @@ func (g *Guard) follow(ctx context.Context) error {
 		return err
 	}
 	defer l.close()
-	want := total(g.cfg.Periods)
+	want := g.total()
 	limit, err := l.raise(ctx, g.cfg.DropInDir, want)
 	if limit == 0 {
 		return err
@@ -141,7 +151,7 @@ func (g *Guard) follow(ctx context.Context) error {
 func (g *Guard) take(ctx context.Context, l *logind, down bool) (err error) {
 	if down {
 		if !g.ending {
-			g.begin(ctx)
+			g.begin(ctx, l.kind)
 		}
 		return nil
 	}
@@ -155,24 +165,54 @@ func (g *Guard) take(ctx context.Context, l *logind, down bool) (err error) {
 		return err
 	}
 	g.said = ""
-	klog.FromContext(ctx).Info("Shutdowns of this machine wait until its pods have ended", "most", min(total(g.cfg.Periods), g.limit))
+	klog.FromContext(ctx).Info("Shutdowns of this machine wait until its pods have ended", "most", min(g.total(), g.limit))
 	return nil
 }
 
-// begin begins to end the pods; the lock is released when they have ended.
-func (g *Guard) begin(ctx context.Context) {
-	klog.FromContext(ctx).Info("The machine is about to go down, its pods are ended")
+// begin begins to end the pods; the lock is released when they have ended. kind is the
+// type of the shutdown, empty if it is not known.
+func (g *Guard) begin(ctx context.Context, kind string) {
+	klog.FromContext(ctx).Info("The machine is about to go down, its pods are ended", "type", kind)
 	work, stop := context.WithCancel(ctx)
-	lock, periods := g.lock, fit(g.cfg.Periods, g.limit)
+	lock, limit := g.lock, g.limit
 	g.lock, g.stop, g.ending = nil, stop, true
-	g.set(true, "Shutdown manager detected shutdown event")
+	started.SetToCurrentTime()
+	ended.Set(0)
 	g.work.Go(func() {
 		if lock != nil {
 			defer lock.Close()
 		}
-		g.end(work, periods)
+		g.shutDown(work, kind, limit)
+		if work.Err() == nil {
+			ended.SetToCurrentTime()
+		}
 		klog.FromContext(ctx).Info("Pods have been ended, the machine may go down", "whole", work.Err() == nil)
 	})
+}
+
+// shutDown ends the pods within limit, and leaves the cluster if that is wanted.
+func (g *Guard) shutDown(ctx context.Context, kind string, limit time.Duration) {
+	const event = "Shutdown manager detected shutdown event"
+	start := time.Now()
+	if g.cfg.Member == nil || !g.leaves(ctx, kind) {
+		g.set(true, event)
+		if g.cfg.Member != nil {
+			limit -= time.Since(start)
+		}
+		g.end(ctx, fit(g.cfg.Periods, limit))
+		return
+	}
+	// What logind gives beyond the periods is for leaving: half of it at most, if it is short.
+	until := start.Add(max(limit-leaveTime, limit/2))
+	undo := g.cordon(ctx)
+	if periods := fit(g.cfg.Periods, time.Until(until)); len(periods) > 0 {
+		g.drain(ctx, total(periods)-periods[len(periods)-1].Grace)
+	}
+	g.set(true, event)
+	g.end(ctx, fit(g.cfg.Periods, time.Until(until)))
+	if ctx.Err() != nil || !g.leave(ctx) {
+		undo()
+	}
 }
 
 // cancelled takes the shutdown back. Pods that were asked to end do so.
@@ -209,7 +249,7 @@ func (g *Guard) set(down bool, message string) {
 // end ends the pods, those of the lowest priority first. What a group does not need of
 // its time is not waited for.
 func (g *Guard) end(ctx context.Context, periods []Period) {
-	// An agent that has only just begun does not know its pods yet.
+	// An agent that has only just start does not know its pods yet.
 	known, cancel := context.WithTimeout(ctx, total(periods))
 	defer cancel()
 	select {

@@ -262,7 +262,8 @@ func newSnapshotRestoreCommand() *cobra.Command {
 
 			with all further arguments: a name and an address for this machine, the passphrase or
 			key of the file, --prepare; see clusterd init --help. It needs root, and clusterd
-			beside clusterctl or on the PATH.
+			beside clusterctl or on the PATH. FILE may be the URL of a snapshot in an object
+			store.
 
 			The cluster continues in a new epoch, with this machine as its only member; others
 			join as usual. Machines of the previous cluster are NotReady until they join again or

@@ -60,7 +60,7 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 		})
 	})
 	traced := tracedClient(m.cfg, rest.CopyConfig(who), m.agentTracer)
-	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, tracer: m.agentTracer}
+	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, tracer: m.agentTracer, membership: membership{m}}
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
 		defer m.parts.agent.Store(true)
 		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
@@ -125,6 +125,7 @@ type nodeClients struct {
 	agent, heartbeat, events *rest.Config
 	network                  *rest.Config // of the part that names and guards pods
 	tracer                   trace.TracerProvider
+	membership               agent.Membership // how the node leaves the cluster
 }
 
 // nodeAgent is what every node of a cluster has, servers and agents alike.
@@ -281,6 +282,12 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	}
 	if err := errors.Join(cfg.settings(&settings), cfg.hostSettings(&settings)); err != nil {
 		return nil, err
+	}
+	if cfg.LeaveOnShutdown {
+		settings.Membership = clients.membership
+		if settings.Shutdown == nil {
+			log.Warn("--leave-on-shutdown has no effect: systemd does not run clusterd as a service, so that shutdowns are not held up")
+		}
 	}
 	warnOf(log, settings.Notices)
 	lo, err := loopback.Open()

@@ -154,7 +154,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer flush()
 	traced := tracedClient(cfg, n.client(way), tracer)
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, tracer: tracer}, n.cert.Load)
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, tracer: tracer, membership: agentMembership{n}}, n.cert.Load)
 	}, reportNotReady(log, cfg.Name, n.client(way)))
 	keeper.tries = setupTries
 	program, err := newNodeRelease(cfg, log)
@@ -377,10 +377,8 @@ func (n *agentNode) trustNumber() uint64 {
 	return trust.Number
 }
 
-// askMembership asks the servers why none of them answers this node: it may have
-// been removed.
-func (n *agentNode) askMembership(ctx context.Context) error {
-	n.clockWatch.want() // by a clock that is wrong all servers' certificates seem to have ended
+// askRemoved asks the servers whether this node was removed; nil: none says so.
+func (n *agentNode) askRemoved(ctx context.Context) *join.Removal {
 	for _, s := range n.servers.All() {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {
@@ -388,8 +386,18 @@ func (n *agentNode) askMembership(ctx context.Context) error {
 		}, n.id.nodeID())
 		cancel()
 		if err == nil && answer.Removed != nil {
-			return errors.Join(errRemoved(n.cfg, *answer.Removed), n.dir.markRemoved(*answer.Removed))
+			return answer.Removed
 		}
+	}
+	return nil
+}
+
+// askMembership asks the servers why none of them answers this node: it may have
+// been removed.
+func (n *agentNode) askMembership(ctx context.Context) error {
+	n.clockWatch.want() // by a clock that is wrong all servers' certificates seem to have ended
+	if r := n.askRemoved(ctx); r != nil {
+		return errors.Join(errRemoved(n.cfg, *r), n.dir.markRemoved(*r))
 	}
 	if n.trust.Load().Changing() {
 		// The cluster may have gone on with one of them while this node was away, so

@@ -228,30 +228,49 @@ func (a *clusterAPI) deleteMember(w http.ResponseWriter, r *http.Request) {
 	a.removing.RLock()
 	defer a.removing.RUnlock()
 	name := r.PathValue("name")
-	_, err := a.takeVote(r.Context(), name)
+	rec, err := a.remove(r.Context(), name)
 	var no *conflict
-	if errors.As(err, &no) {
+	switch {
+	case errors.As(err, &no):
 		refuse(w, http.StatusConflict, no.Error())
-		return
-	}
-	if err != nil && !errors.Is(err, join.ErrNotMember) {
-		fail(w, err)
-		return
-	}
-	rec, err := join.RemoveMember(r.Context(), a.store, name, a.clock.Now())
-	if errors.Is(err, join.ErrNotMember) {
+	case errors.Is(err, join.ErrNotMember):
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no member is called %q; `clusterctl members` lists them", name))
-		return
+	case err != nil:
+		fail(w, err)
+	default:
+		reply(w, http.StatusOK, rec)
 	}
+}
+
+// remove takes a machine's membership away. It refuses, with a *conflict, what would
+// leave no majority. removing is held.
+func (a *clusterAPI) remove(ctx context.Context, name string) (join.Record, error) {
+	if _, err := a.takeVote(ctx, name); err != nil && !errors.Is(err, join.ErrNotMember) {
+		return join.Record{}, err
+	}
+	rec, err := join.RemoveMember(ctx, a.store, name, a.clock.Now())
 	// A node that removed itself cannot write any more: the leader does it.
 	if err == nil && name != a.name {
-		err = a.deleteNode(r.Context(), name)
+		err = a.deleteNode(ctx, name)
 	}
-	if err != nil {
-		fail(w, err)
-		return
+	return rec, err
+}
+
+// leave takes out a member that asks for it itself, or says whether it could.
+func (a *clusterAPI) leave(ctx context.Context, name string, really bool) error {
+	a.removing.RLock()
+	defer a.removing.RUnlock()
+	var err error
+	if really {
+		_, err = a.remove(ctx, name)
+	} else {
+		_, err = a.mayGo(ctx, name)
 	}
-	reply(w, http.StatusOK, rec)
+	var no *conflict
+	if errors.As(err, &no) {
+		return &join.Refusal{Code: join.CodeNeeded, Message: no.Error()}
+	}
+	return err
 }
 
 // answered returns when no removal of a member is being answered, or after a
@@ -281,6 +300,15 @@ type conflict struct{ error }
 // over, and of two voters neither could do without the other. It refuses, with
 // a *conflict, what would leave no majority.
 func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, error) {
+	rec, err := a.mayGo(ctx, name)
+	if err != nil || !slices.Contains(a.store.Status().Members, raftstore.Member{ID: rec.ID, Voter: true}) {
+		return rec, err
+	}
+	return rec, a.store.DemoteVoter(ctx, rec.ID)
+}
+
+// mayGo returns a *conflict if the cluster cannot do without a member.
+func (a *clusterAPI) mayGo(ctx context.Context, name string) (join.Record, error) {
 	records, err := join.Records(ctx, a.store, false)
 	if err != nil {
 		return join.Record{}, err
@@ -300,13 +328,8 @@ func (a *clusterAPI) takeVote(ctx context.Context, name string) (join.Record, er
 		return rec, &conflict{fmt.Errorf("%s alone holds the cluster's state, which would be lost: join machines until there are three members, or end the cluster with `clusterd reset` on each", name)}
 	case errors.As(err, &few):
 		return rec, &conflict{fewVoters(name, few, records)}
-	case err != nil:
-		return rec, err
 	}
-	if !slices.Contains(a.store.Status().Members, raftstore.Member{ID: rec.ID, Voter: true}) {
-		return rec, nil
-	}
-	return rec, a.store.DemoteVoter(ctx, rec.ID)
+	return rec, err
 }
 
 // fewVoters says why a server cannot go now, and what would help.

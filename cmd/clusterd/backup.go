@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot/bucket"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
@@ -82,13 +84,16 @@ type restoreFlags struct {
 }
 
 func (r *restoreFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&r.file, "from-snapshot", "", "file of clusterctl snapshot save: start with its state and CA")
+	f.StringVar(&r.file, "from-snapshot", "", "file of clusterctl snapshot save, or URL of a snapshot in an object store (see --snapshot-store): start with its state and CA")
 	f.StringVar(&r.passphraseFile, "passphrase-file", "", "file whose first line is the snapshot's passphrase (default: ask)")
 	f.StringVar(&r.identity, "identity", "", "file with the age-keygen secret key that decrypts the snapshot")
 }
 
 // read opens the file and reads all of it.
-func (r *restoreFlags) read() (*backup.Content, error) {
+func (r *restoreFlags) read(ctx context.Context, cfg *SnapshotConfig) (*backup.Content, error) {
+	if strings.Contains(r.file, "://") {
+		return r.fetch(ctx, cfg)
+	}
 	key, err := r.key()
 	if err != nil {
 		return nil, err
@@ -107,6 +112,30 @@ func (r *restoreFlags) read() (*backup.Content, error) {
 		return nil, fmt.Errorf("--from-snapshot %s: %w", r.file, err)
 	}
 	return c, nil
+}
+
+// fetch reads all of an object of a store.
+func (r *restoreFlags) fetch(ctx context.Context, cfg *SnapshotConfig) (content *backup.Content, err error) {
+	const flag = "--from-snapshot"
+	l, name, err := bucket.Split(r.file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	key, err := r.key()
+	if err != nil {
+		return nil, err
+	}
+	err = bucket.New(bucket.Config{Location: l, Access: cfg.access(), Flag: flag, Log: slog.New(slog.DiscardHandler)}).Get(ctx, name, func(f io.Reader) error {
+		plain, err := backup.Open(f, key)
+		if err == nil {
+			content, err = backup.Read(plain)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", flag, r.file, err)
+		}
+		return nil
+	})
+	return content, err
 }
 
 func (r *restoreFlags) key() (backup.Key, error) {

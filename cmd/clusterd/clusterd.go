@@ -470,9 +470,8 @@ func (m *Main) joinServer() *join.Server {
 		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,
 		Removed:     m.rights.removedServers,
-		ReleaseKeys: m.releaseKeys,
-		Now:         m.clock.Now,
-		Log:         room(m.log, "join"),
+		ReleaseKeys: m.releaseKeys, Leave: m.clusterAPI.leave,
+		Now: m.clock.Now, Log: room(m.log, "join"),
 	}
 }
 

@@ -55,7 +55,8 @@ func initCommand() *cobra.Command {
   sudo clusterd init --prepare && sudo systemctl enable --now clusterd
 
   # From a snapshot of another cluster, on any machine:
-  sudo clusterd init --from-snapshot cluster.backup`,
+  sudo clusterd init --from-snapshot cluster.backup
+  sudo clusterd init --from-snapshot https://s3.example.org/backups/c-20261127T030000Z.backup --identity backup.key --snapshot-store-credentials keys`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || ttl > maxTokenTTL {
@@ -78,7 +79,7 @@ func initCommand() *cobra.Command {
 						return fmt.Errorf("--%s: the snapshot says it; leave the flag out", fixed)
 					}
 				}
-				content, err := restore.read()
+				content, err := restore.read(cmd.Context(), &cfg.SnapshotConfig)
 				if err != nil {
 					return err
 				}

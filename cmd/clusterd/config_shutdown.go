@@ -22,6 +22,11 @@ type ShutdownConfig struct {
 	// separated by commas. Pods of that priority and above have that time, up to the
 	// next; the lowest end first, and each group waits for the one before.
 	ShutdownGracePeriodByPodPriority string `json:"shutdownGracePeriodByPodPriority,omitempty"`
+	// LeaveOnShutdown has the machine leave the cluster when it is shut down and not
+	// rebooted, after its pods were evicted. It stays a member where systemd is older than
+	// 255, which does not report which of both it is, and where the cluster cannot do
+	// without it.
+	LeaveOnShutdown bool `json:"leaveOnShutdown,omitempty"`
 }
 
 func defaultShutdown() ShutdownConfig {
@@ -32,6 +37,7 @@ func (c *ShutdownConfig) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&c.ShutdownGracePeriod.Duration, "shutdown-grace-period", c.ShutdownGracePeriod.Duration, "how long a shutdown of the machine waits for pods to end, where systemd runs clusterd as a service (0 = off)")
 	f.DurationVar(&c.ShutdownGracePeriodCriticalPods.Duration, "shutdown-grace-period-critical-pods", c.ShutdownGracePeriodCriticalPods.Duration, "the last part of it, in which critical pods end")
 	f.StringVar(&c.ShutdownGracePeriodByPodPriority, "shutdown-grace-period-by-pod-priority", c.ShutdownGracePeriodByPodPriority, "replaces both: grace period for pods of each priority and above, lowest first, such as 0=20s,100000=30s,2000000000=10s")
+	f.BoolVar(&c.LeaveOnShutdown, "leave-on-shutdown", c.LeaveOnShutdown, "evict the node's pods and leave the cluster when the machine is shut down and not rebooted; needs systemd 255 or later, and does not happen where the cluster cannot do without the node")
 }
 
 // check holds what can be held against nothing but itself.
@@ -48,6 +54,9 @@ func (c *ShutdownConfig) check() error {
 	periods, err := c.byPriority()
 	if err != nil {
 		return err
+	}
+	if c.LeaveOnShutdown && total == 0 && periods == nil {
+		return fmt.Errorf("--leave-on-shutdown: nothing holds up a shutdown for it with --shutdown-grace-period 0: give a time, such as 30s")
 	}
 	total = 0
 	for _, p := range periods {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/clusterd/clusterd/apis/batch"
+	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot"
+	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot/bucket"
 	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
@@ -23,6 +26,21 @@ type SnapshotConfig struct {
 	// SnapshotFolder is where the file goes, on the machine of the server that leads
 	// then: an absolute path. Files there that are not the cluster's snapshots are left alone.
 	SnapshotFolder string `json:"snapshotFolder,omitempty"`
+	// SnapshotStore is where the file goes instead of a directory: a bucket of an object
+	// store that speaks S3, as https://HOST[:PORT]/BUCKET[/PREFIX], as http://… without
+	// TLS, or as s3://BUCKET[/PREFIX] at Amazon's.
+	SnapshotStore string `json:"snapshotStore,omitempty"`
+	// SnapshotStoreCredentials is a file with the keys for that store, in the form of
+	// ~/.aws/credentials; empty: the variables AWS_ACCESS_KEY_ID,
+	// AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
+	SnapshotStoreCredentials string `json:"snapshotStoreCredentials,omitempty"`
+	// SnapshotStoreCA is a file with the CA of the store's certificate; empty: the
+	// machine's CAs.
+	SnapshotStoreCA string `json:"snapshotStoreCA,omitempty"`
+	// SnapshotStoreRegion is the bucket's; empty: the store is asked.
+	SnapshotStoreRegion string `json:"snapshotStoreRegion,omitempty"`
+	// SnapshotStoreTimeout is how long one snapshot may take to be uploaded and read back.
+	SnapshotStoreTimeout Duration `json:"snapshotStoreTimeout"`
 	// SnapshotRecipients are the public keys of age (age1…), separated by commas, each
 	// of whose secret keys opens the files.
 	SnapshotRecipients string `json:"snapshotRecipients,omitempty"`
@@ -32,11 +50,18 @@ type SnapshotConfig struct {
 	SnapshotKeepAge Duration `json:"snapshotKeepAge,omitzero"`
 }
 
-func defaultSnapshots() SnapshotConfig { return SnapshotConfig{SnapshotKeep: 14} }
+func defaultSnapshots() SnapshotConfig {
+	return SnapshotConfig{SnapshotKeep: 14, SnapshotStoreTimeout: Duration{30 * time.Minute}}
+}
 
 func (c *SnapshotConfig) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.SnapshotSchedule, "snapshot-schedule", c.SnapshotSchedule, "when the leader takes a snapshot of the cluster: as a CronJob's schedule, in UTC, such as \"0 3 * * *\", or \"@every 6h\"; the same on every server (default: never)")
 	f.StringVar(&c.SnapshotFolder, "snapshot-folder", c.SnapshotFolder, "directory for these snapshots, on the machine of the server that leads then")
+	f.StringVar(&c.SnapshotStore, "snapshot-store", c.SnapshotStore, "bucket of an object store for these snapshots, instead of a directory: https://HOST[:PORT]/BUCKET[/PREFIX], http://... without TLS, or s3://BUCKET[/PREFIX] for Amazon S3")
+	f.StringVar(&c.SnapshotStoreCredentials, "snapshot-store-credentials", c.SnapshotStoreCredentials, "file with the keys for it, in the form of ~/.aws/credentials (default: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN in the environment)")
+	f.StringVar(&c.SnapshotStoreCA, "snapshot-store-ca", c.SnapshotStoreCA, "file with the CA of its certificate (default: the machine's CAs)")
+	f.StringVar(&c.SnapshotStoreRegion, "snapshot-store-region", c.SnapshotStoreRegion, "region of the bucket (default: the store is asked)")
+	f.DurationVar(&c.SnapshotStoreTimeout.Duration, "snapshot-store-timeout", c.SnapshotStoreTimeout.Duration, "how long a snapshot may take to be uploaded and read back")
 	f.StringVar(&c.SnapshotRecipients, "snapshot-recipients", c.SnapshotRecipients, "public keys of age (age1...), separated by commas, to which these snapshots are encrypted")
 	f.IntVar(&c.SnapshotKeep, "snapshot-keep", c.SnapshotKeep, "maximum number of these snapshots (0 = unlimited)")
 	f.DurationVar(&c.SnapshotKeepAge.Duration, "snapshot-keep-age", c.SnapshotKeepAge.Duration, "maximum age of these snapshots, except the newest (0 = unlimited)")
@@ -52,12 +77,24 @@ func (c *SnapshotConfig) check() error {
 		return fmt.Errorf("--snapshot-keep %d: it cannot be negative", c.SnapshotKeep)
 	case c.SnapshotKeepAge.Duration < 0:
 		return fmt.Errorf("--snapshot-keep-age %s: it cannot be negative", c.SnapshotKeepAge)
-	case c.SnapshotSchedule == "" && (c.SnapshotFolder != "" || c.SnapshotRecipients != ""):
-		return fmt.Errorf("--snapshot-schedule: it is empty, and --snapshot-folder or --snapshot-recipients is not: say when snapshots are taken, such as --snapshot-schedule %q", "0 3 * * *")
+	case c.SnapshotStoreTimeout.Duration <= 0:
+		return fmt.Errorf("--snapshot-store-timeout %s: give more than 0, such as 30m", c.SnapshotStoreTimeout)
+	case c.SnapshotSchedule == "" && (c.SnapshotFolder != "" || c.SnapshotStore != "" || c.SnapshotRecipients != ""):
+		return fmt.Errorf("--snapshot-schedule: it is empty, and --snapshot-folder, --snapshot-store or --snapshot-recipients is not: say when snapshots are taken, such as --snapshot-schedule %q", "0 3 * * *")
 	case c.SnapshotSchedule == "":
 		return nil
-	case !filepath.IsAbs(c.SnapshotFolder):
-		return fmt.Errorf("--snapshot-folder %q: an absolute path of a folder is required with --snapshot-schedule, such as /var/backups/clusterd", c.SnapshotFolder)
+	case c.SnapshotStore != "" && c.SnapshotFolder != "":
+		return fmt.Errorf("--snapshot-store and --snapshot-folder %s: give one of them", c.SnapshotFolder)
+	case c.SnapshotStore == "" && !filepath.IsAbs(c.SnapshotFolder):
+		return fmt.Errorf("--snapshot-folder %q: an absolute path of a folder is required with --snapshot-schedule, such as /var/backups/clusterd, or a bucket with --snapshot-store", c.SnapshotFolder)
+	}
+	if c.SnapshotStore != "" {
+		if _, err := bucket.Parse(c.SnapshotStore); err != nil {
+			return fmt.Errorf("--snapshot-store: %w", err)
+		}
+		if err := c.access().Check(); err != nil {
+			return err
+		}
 	}
 	if _, err := c.schedule(); err != nil {
 		return err
@@ -75,6 +112,25 @@ func (c *SnapshotConfig) schedule() (cron.Schedule, error) {
 		return nil, fmt.Errorf("--snapshot-schedule %q: give %s or more", c.SnapshotSchedule, minSnapshotInterval)
 	}
 	return s, nil
+}
+
+// access is how the store lets this node in.
+func (c *SnapshotConfig) access() bucket.Access {
+	return bucket.Access{
+		Credentials: c.SnapshotStoreCredentials, CA: c.SnapshotStoreCA, Region: c.SnapshotStoreRegion, Timeout: c.SnapshotStoreTimeout.Duration,
+	}
+}
+
+// target is where the files go.
+func (c *SnapshotConfig) target(node string, log *slog.Logger) (autosnapshot.Target, error) {
+	if c.SnapshotStore == "" {
+		return autosnapshot.Folder{Dir: c.SnapshotFolder, Node: node}, nil
+	}
+	l, err := bucket.Parse(c.SnapshotStore)
+	if err != nil {
+		return nil, fmt.Errorf("--snapshot-store: %w", err)
+	}
+	return bucket.New(bucket.Config{Location: l, Access: c.access(), Node: node, Flag: "--snapshot-store", Log: log}), nil
 }
 
 // lock is what seals the files. Whoever opens one can become anyone in the cluster, so

@@ -30,8 +30,13 @@ func (m *Main) takeSnapshots(ctx context.Context, events kubernetes.Interface) e
 	if err != nil {
 		return err
 	}
+	log := room(m.log, "snapshots")
+	target, err := m.cfg.target(m.cfg.Name, log)
+	if err != nil {
+		return err
+	}
 	return autosnapshot.New(autosnapshot.Config{
-		Schedule: schedule, Folder: m.cfg.SnapshotFolder, Lock: lock, Node: m.cfg.Name,
+		Schedule: schedule, Target: target, Lock: lock, Node: m.cfg.Name,
 		Keep: m.cfg.SnapshotKeep, KeepAge: m.cfg.SnapshotKeepAge.Duration,
 		State: snapshotState{m.store},
 		Cluster: func(ctx context.Context) (string, error) {
@@ -46,7 +51,7 @@ func (m *Main) takeSnapshots(ctx context.Context, events kubernetes.Interface) e
 			return write(w)
 		},
 		Failed: func(message string) { m.warnEvent(ctx, events, "SnapshotFailed", message) },
-		Log:    room(m.log, "snapshots"),
+		Log:    log,
 	}).Run(ctx)
 }
 

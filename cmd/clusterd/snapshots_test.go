@@ -15,7 +15,7 @@ import (
 const recipient = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"
 
 func TestSnapshotConfig(t *testing.T) {
-	good := SnapshotConfig{SnapshotSchedule: "0 3 * * *", SnapshotFolder: "/var/backups/clusterd", SnapshotRecipients: recipient + ", " + recipient}
+	good := SnapshotConfig{SnapshotSchedule: "0 3 * * *", SnapshotFolder: "/var/backups/clusterd", SnapshotRecipients: recipient + ", " + recipient, SnapshotStoreTimeout: Duration{time.Minute}}
 	if err := good.check(); err != nil {
 		t.Error(err)
 	}
@@ -23,15 +23,23 @@ func TestSnapshotConfig(t *testing.T) {
 	if err := none.check(); err != nil {
 		t.Error(err)
 	}
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	for want, change := range map[string]func(c *SnapshotConfig){
-		"--snapshot-keep -1":                                  func(c *SnapshotConfig) { c.SnapshotKeep = -1 },
-		"--snapshot-keep-age -1s":                             func(c *SnapshotConfig) { c.SnapshotKeepAge = Duration{-time.Second} },
-		"--snapshot-schedule: it is empty":                    func(c *SnapshotConfig) { c.SnapshotSchedule = "" },
-		`--snapshot-schedule "nightly"`:                       func(c *SnapshotConfig) { c.SnapshotSchedule = "nightly" },
-		`--snapshot-schedule "@every 10s": give 1m0s or more`: func(c *SnapshotConfig) { c.SnapshotSchedule = "@every 10s" },
-		`--snapshot-folder "snapshots"`:                       func(c *SnapshotConfig) { c.SnapshotFolder = "snapshots" },
-		"age-keygen, or clusterd keys new, makes a pair":      func(c *SnapshotConfig) { c.SnapshotRecipients = "" },
-		`--snapshot-recipients: public key "mine"`:            func(c *SnapshotConfig) { c.SnapshotRecipients = "mine" },
+		"--snapshot-keep -1":                                                     func(c *SnapshotConfig) { c.SnapshotKeep = -1 },
+		"--snapshot-keep-age -1s":                                                func(c *SnapshotConfig) { c.SnapshotKeepAge = Duration{-time.Second} },
+		"--snapshot-schedule: it is empty":                                       func(c *SnapshotConfig) { c.SnapshotSchedule = "" },
+		`--snapshot-schedule "nightly"`:                                          func(c *SnapshotConfig) { c.SnapshotSchedule = "nightly" },
+		`--snapshot-schedule "@every 10s": give 1m0s or more`:                    func(c *SnapshotConfig) { c.SnapshotSchedule = "@every 10s" },
+		`--snapshot-folder "snapshots"`:                                          func(c *SnapshotConfig) { c.SnapshotFolder = "snapshots" },
+		"--snapshot-store-timeout 0s: give more than 0":                          func(c *SnapshotConfig) { c.SnapshotStoreTimeout = Duration{} },
+		"--snapshot-store and --snapshot-folder /var/backups/clusterd: give one": func(c *SnapshotConfig) { c.SnapshotStore = "s3://backups" },
+		"--snapshot-store: it names no host: write it as https://":               func(c *SnapshotConfig) { c.SnapshotFolder, c.SnapshotStore = "", "backups" },
+		"--snapshot-store-credentials: stat /none": func(c *SnapshotConfig) {
+			c.SnapshotFolder, c.SnapshotStore, c.SnapshotStoreCredentials = "", "s3://backups", "/none"
+		},
+		"--snapshot-store-credentials: name a file":      func(c *SnapshotConfig) { c.SnapshotFolder, c.SnapshotStore = "", "s3://backups" },
+		"age-keygen, or clusterd keys new, makes a pair": func(c *SnapshotConfig) { c.SnapshotRecipients = "" },
+		`--snapshot-recipients: public key "mine"`:       func(c *SnapshotConfig) { c.SnapshotRecipients = "mine" },
 	} {
 		c := good
 		change(&c)

@@ -112,6 +112,17 @@ func FetchReleaseKeys(ctx context.Context, dial Dialer) ([]string, error) {
 	return k.Keys, err
 }
 
+// MayLeave asks a server, over the members' protocol, whether the cluster can do without
+// this member. A *Refusal says why not.
+func MayLeave(ctx context.Context, dial Dialer) error {
+	return ask(ctx, dial, "a server", http.MethodGet, MemberPath, nil, &struct{}{})
+}
+
+// Leave has a server take this member out of the cluster.
+func Leave(ctx context.Context, dial Dialer) error {
+	return ask(ctx, dial, "a server", http.MethodDelete, MemberPath, nil, &struct{}{})
+}
+
 // Dialer opens a connection whose other end is verified.
 type Dialer func(context.Context) (net.Conn, error)
 

@@ -98,6 +98,9 @@ const (
 	KeysPath = "/v1/keys"
 	// ReleaseKeysPath tells a node which keys releases may be signed with (GET).
 	ReleaseKeysPath = "/v1/release-keys"
+	// MemberPath says whether the cluster can do without the member that asks (GET), and
+	// takes it out (DELETE).
+	MemberPath = "/v1/member"
 )
 
 // ServerAddr is where a server is now.
@@ -166,6 +169,7 @@ const (
 	CodeName    = "name"
 	CodeRequest = "request"
 	CodeMember  = "member" // no record, or one of another role
+	CodeNeeded  = "needed" // the cluster cannot do without the member
 	CodeBusy    = "busy"   // no leader just now, or too many wrong requests: try again
 )
 

@@ -24,7 +24,17 @@ func (s *Server) Questions() http.Handler {
 	mux.HandleFunc("GET "+ServersPath, s.asMember(s.getServers))
 	mux.HandleFunc("GET "+KeysPath, s.asMember(s.getKeys))
 	mux.HandleFunc("GET "+ReleaseKeysPath, s.asMember(s.getReleaseKeys))
+	mux.HandleFunc("GET "+MemberPath, s.asMember(s.leave))
+	mux.HandleFunc("DELETE "+MemberPath, s.asMember(s.leave))
 	return mux
+}
+
+// leave says whether who asks may leave the cluster, or takes it out.
+func (s *Server) leave(ctx context.Context, who Record, r *http.Request) (any, error) {
+	if s.Leave == nil {
+		return nil, errors.New("this server does not remove members")
+	}
+	return struct{}{}, s.Leave(ctx, who.Name, r.Method == http.MethodDelete)
 }
 
 func (s *Server) asMember(do func(context.Context, Record, *http.Request) (any, error)) http.HandlerFunc {

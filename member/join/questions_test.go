@@ -3,6 +3,8 @@ package join
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,5 +104,42 @@ func TestKeysNeedTheLeader(t *testing.T) {
 				t.Errorf("keys were handed out: %t, %v, want %q", err == nil, err, test.want)
 			}
 		})
+	}
+}
+
+// TestLeave: a member asks for itself alone, hears why it cannot go, and one without a
+// record removes no member.
+func TestLeave(t *testing.T) {
+	w := newWorld(t)
+	res, wish, err := w.join(t, w.token(t, time.Hour), "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := w.as(wish, res, transport.Member)
+	var asked []string
+	needed := true
+	w.server.Leave = func(_ context.Context, name string, really bool) error {
+		asked = append(asked, fmt.Sprint(name, " ", really))
+		if needed {
+			return &Refusal{CodeNeeded, "n2 alone holds the cluster's state"}
+		}
+		return nil
+	}
+	var no *Refusal
+	if err := MayLeave(t.Context(), dial); !errors.As(err, &no) || no.Code != CodeNeeded || !strings.Contains(err.Error(), "alone") {
+		t.Errorf("%v", err)
+	}
+	needed = false
+	if err := errors.Join(MayLeave(t.Context(), dial), Leave(t.Context(), dial)); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"n2 false", "n2 false", "n2 true"}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q", asked, want)
+	}
+	if _, err := RemoveMember(t.Context(), w.store, "n2", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Leave(t.Context(), dial); !errors.As(err, &no) || no.Code != CodeMember || len(asked) != 3 {
+		t.Errorf("%v, asked %q", err, asked)
 	}
 }

@@ -47,7 +47,10 @@ type Server struct {
 	ReleaseKeys func(context.Context) ([]string, error)
 	// Now is the time by which tokens end and certificates are signed; nil: time.Now.
 	Now func() time.Time
-	Log *slog.Logger
+	// Leave takes a member out of the cluster that asks for it, or, if not really, says
+	// whether it could; a *Refusal says why not. nil: none.
+	Leave func(ctx context.Context, name string, really bool) error
+	Log   *slog.Logger
 
 	failures failureLimiter
 	notes    notes

@@ -246,6 +246,13 @@ func (s *Logind) Prepare(on bool) {
 	s.emit("PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
 }
 
+// PrepareAs is Prepare with the type of the shutdown, as systemd 255 and later do it.
+func (s *Logind) PrepareAs(on bool, kind string) {
+	s.SetPreparing(on)
+	s.emit("PrepareForShutdownWithMetadata", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on, map[string]dbus.Variant{"type": dbus.MakeVariant(kind)})
+	s.emit("PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
+}
+
 // SetPreparing has it say, when it is asked, that a shutdown is under way.
 func (s *Logind) SetPreparing(on bool) {
 	s.mu.Lock()

@@ -1,7 +1,9 @@
 // Package autosnapshot takes the snapshots of a schedule: when one is due, how it gets
-// into its directory whole or not at all, and which ones are kept. One process at a time
+// to its Target whole or not at all, and which ones are kept. One process at a time
 // does it, the leader, and what it has done is in the cluster's store, so that the
 // next leader neither takes a snapshot twice nor leaves one out.
+//
+// Targets are a Folder, and a bucket of an object store (package bucket).
 package autosnapshot
 
 import (
@@ -33,8 +35,8 @@ type Record struct {
 
 // Snapshot is one file.
 type Snapshot struct {
-	Node  string    `json:"node"` // on which it lies
-	File  string    `json:"file"`
+	Node  string    `json:"node"` // that took it; a file of a directory is on it
+	File  string    `json:"file"` // path or URL
 	Taken time.Time `json:"taken"`
 	Bytes int64     `json:"bytes"`
 	// Revision of the store; 0: not known.
@@ -61,9 +63,9 @@ type State interface {
 // Config of a Taker. All is required but KeepAge, Failed and Look.
 type Config struct {
 	Schedule cron.Schedule
-	// Folder is where the files go. It has to be there, or the directory that it is in.
-	Folder string
-	// Keep is how many files of the cluster stay in the directory; 0: all.
+	// Target is where the files go.
+	Target Target
+	// Keep is how many files of the cluster stay there; 0: all.
 	Keep int
 	// KeepAge is how old they get; 0: any age. The newest stays.
 	KeepAge time.Duration
@@ -77,7 +79,7 @@ type Config struct {
 	// Write writes the archive of the whole state, as of a moment after the call.
 	Write func(ctx context.Context, w Writer) error
 	// Failed is called when a snapshot failed for the first time, and each time after
-	// that for a further slot. Optional.
+	// that for a further slot, and when old snapshots could not be removed. Optional.
 	Failed func(message string)
 	// Look is how often the clock is looked at, which may be set; default 1 min.
 	Look time.Duration
@@ -95,7 +97,7 @@ func New(cfg Config) *Taker {
 
 // Run takes snapshots until ctx ends. What fails is tried again.
 func (t *Taker) Run(ctx context.Context) error {
-	if err := t.cleanUp(time.Now()); err != nil {
+	if err := t.cleanUp(ctx, time.Now()); err != nil && ctx.Err() == nil {
 		t.cfg.Log.Warn("what was left of unfinished snapshots stays", "err", err)
 	}
 	for {
@@ -146,8 +148,11 @@ func (t *Taker) pass(ctx context.Context, now time.Time) (time.Duration, error) 
 		return 0, errors.Join(err, ctx.Err()) // the next pass finds the file, and records it
 	}
 	t.cfg.Log.Info("a snapshot of the cluster was taken", "file", taken.File, "bytes", taken.Bytes, "revision", taken.Revision)
-	if err := t.prune(ctx, now); err != nil {
+	if err := t.prune(ctx, now); err != nil && ctx.Err() == nil {
 		t.cfg.Log.Warn("old snapshots stay", "err", err)
+		if t.cfg.Failed != nil {
+			t.cfg.Failed(fmt.Sprintf("Old snapshots were not removed: %v", err))
+		}
 	}
 	return 0, nil
 }

@@ -90,7 +90,7 @@ func (k *kit) taker(node, schedule string, change ...func(*Config)) *Taker {
 		k.t.Fatal(err)
 	}
 	cfg := Config{
-		Schedule: s, Folder: k.folder, Lock: lock, Node: node, State: k.state, Log: slog.New(slog.DiscardHandler),
+		Schedule: s, Target: Folder{k.folder, node}, Lock: lock, Node: node, State: k.state, Log: slog.New(slog.DiscardHandler),
 		Cluster: func(context.Context) (string, error) { return "c", nil },
 		Failed:  func(m string) { k.failed = append(k.failed, m) },
 		Write: func(ctx context.Context, w Writer) error {
@@ -294,7 +294,7 @@ func TestForeignFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	taker := k.taker("n1", "@every 1h", func(c *Config) { c.Keep = 1 })
-	if err := errors.Join(taker.cleanUp(now), taker.prune(t.Context(), now)); err != nil {
+	if err := errors.Join(taker.cleanUp(t.Context(), now), taker.prune(t.Context(), now)); err != nil {
 		t.Fatal(err)
 	}
 	if got := k.files(); !slices.Equal(got, stay) {
