@@ -47,7 +47,7 @@ func familiesOf(server string) (families []family, at netip.Addr) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
 	defer cancel()
-	addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // who joins says what is wrong
+	addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // the join itself reports the error
 	has := map[bool]bool{}
 	for _, a := range addrs {
 		has[familyOf(a).six] = true
@@ -75,49 +75,30 @@ func (c *Config) findAddress() (netip.Addr, error) {
 
 var errNotOfFamily = errors.New("no interface of this machine has an address of that family")
 
-// findAddress chooses the address to advertise, of the first family that has one,
-// without sending a packet: the one by which the default route leads, or the way to at
-// if that is of IPv6; else one of an interface. No default route is needed: a box on one
-// cable, or none, is a cluster too.
+// findAddress chooses the address to advertise without sending a packet: of the first
+// family that has one beyond bridges of containers, the one by which the default route
+// leads, or the way to at if that is of IPv6, else one of an interface. No default route
+// is needed: a box on one cable, or none, is a cluster too.
 func findAddress(families []family, at netip.Addr) (netip.Addr, error) {
+	on, err := interfaceAddresses()
+	if err != nil {
+		return netip.Addr{}, err
+	}
 	for _, f := range families {
 		to := f.away
 		if f.six && at.IsValid() {
 			to = at
 		}
-		if a := routed(to); a.IsValid() && !a.IsLinkLocalUnicast() && (!a.IsLoopback() || at.IsLoopback()) {
+		a := routed(to)
+		if !a.IsValid() || f.six && a.IsLinkLocalUnicast() || a.IsLoopback() && !at.IsLoopback() {
+			a = on.networks[f.six]
+		}
+		if a.IsValid() {
 			return announce.Lasting(a)
 		}
 	}
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	found := map[bool]netip.Addr{} // by whether it is of IPv6
-	loopback := map[bool]netip.Addr{}
-	for _, i := range interfaces {
-		addrs, err := i.Addrs()
-		if err != nil {
-			return netip.Addr{}, err
-		}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err != nil {
-				continue
-			}
-			ip := p.Addr()
-			switch {
-			case i.Flags&net.FlagLoopback != 0: // addresses there are this machine's alone
-				if ip.IsLoopback() && !loopback[ip.Is6()].IsValid() {
-					loopback[ip.Is6()] = ip
-				}
-			case i.Flags&net.FlagUp != 0 && ip.IsGlobalUnicast() && !found[ip.Is6()].IsValid():
-				found[ip.Is6()] = ip
-			}
-		}
-	}
 	for _, f := range families {
-		if a := found[f.six]; a.IsValid() {
+		if a := on.bridges[f.six]; a.IsValid() {
 			return announce.Lasting(a)
 		}
 	}
@@ -125,11 +106,60 @@ func findAddress(families []family, at netip.Addr) (netip.Addr, error) {
 		return netip.Addr{}, errNotOfFamily
 	}
 	for _, f := range families {
-		if a := loopback[f.six]; a.IsValid() {
+		if a := on.loopback[f.six]; a.IsValid() {
 			return a, nil
 		}
 	}
 	return netip.Addr{}, errors.New("no interface is up")
+}
+
+// firstAddresses are the first address of each kind of interface, by whether it is of
+// IPv6.
+type firstAddresses struct {
+	networks, bridges, loopback map[bool]netip.Addr
+}
+
+// interfaceAddresses looks at this machine's interfaces that are up.
+func interfaceAddresses() (on firstAddresses, err error) {
+	on = firstAddresses{map[bool]netip.Addr{}, map[bool]netip.Addr{}, map[bool]netip.Addr{}}
+	inner, err := announce.InnerBridges()
+	if err != nil {
+		return on, err
+	}
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return on, err
+	}
+	for _, i := range interfaces {
+		addrs, err := i.Addrs()
+		if err != nil {
+			return on, err
+		}
+		kind := on.networks
+		switch {
+		case i.Flags&net.FlagUp == 0:
+			continue
+		case i.Flags&net.FlagLoopback != 0: // addresses there are this machine's alone
+			kind = on.loopback
+		case inner[i.Index]:
+			kind = on.bridges
+		}
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil {
+				continue
+			}
+			ip := p.Addr()
+			usable := ip.IsGlobalUnicast()
+			if i.Flags&net.FlagLoopback != 0 {
+				usable = ip.IsLoopback()
+			}
+			if usable && !kind[ip.Is6()].IsValid() {
+				kind[ip.Is6()] = ip
+			}
+		}
+	}
+	return on, nil
 }
 
 // routed is the address that packets to another would leave with: "connecting" a UDP

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -20,7 +22,7 @@ func TestRootFindAddress(t *testing.T) {
 	const v4, v6 = "192.0.2.7/24", "2001:db8:1::7/64"
 	for _, tc := range []struct {
 		what   string
-		addrs  []string // of up0; with "bridge " before, of an interface without a way out
+		addrs  []string // of up0; after "bridge ", of a bridge of containers; after "uplink ", of one with another port
 		routes []string // gateways of default routes
 		toward string   // the server to join by
 		want   string
@@ -34,7 +36,14 @@ func TestRootFindAddress(t *testing.T) {
 		{what: "IPv6 alone, of a private network", addrs: []string{"fd00::7/64"}, want: "fd00::7", ranges: DefaultClusterCIDR6},
 		{what: "both", addrs: []string{v6, v4}, routes: []string{"2001:db8:1::1", "192.0.2.1"}, want: "192.0.2.7", ranges: DefaultClusterCIDR},
 		{what: "both, no route", addrs: []string{v6, v4}, want: "192.0.2.7", ranges: DefaultClusterCIDR},
+		{what: "both, an IPv6 route alone", addrs: []string{v6, "10.0.0.7/24"}, routes: []string{"2001:db8:1::1"}, want: "10.0.0.7", ranges: DefaultClusterCIDR},
+		{what: "both, an IPv6 route alone, IPv4 on a bridge of a network", addrs: []string{v6, "uplink 10.0.0.7/24"}, routes: []string{"2001:db8:1::1"}, want: "10.0.0.7", ranges: DefaultClusterCIDR},
+		{what: "a container engine's bridge, no route", addrs: []string{"bridge 172.17.0.1/16", v6}, want: "2001:db8:1::7", ranges: DefaultClusterCIDR6},
+		{what: "a container engine's bridge, IPv4 without a route", addrs: []string{"bridge 172.17.0.1/16", v4}, want: "192.0.2.7", ranges: DefaultClusterCIDR},
+		{what: "a container engine's bridge alone", addrs: []string{"bridge 172.17.0.1/16"}, want: "172.17.0.1", ranges: DefaultClusterCIDR},
 		{what: "a container engine's bridge", addrs: []string{"bridge 172.17.0.1/16", v6}, routes: []string{"2001:db8:1::1"}, want: "2001:db8:1::7", ranges: DefaultClusterCIDR6},
+
+		{what: "IPv4 that is link-local", addrs: []string{"169.254.3.7/16"}, routes: []string{"169.254.0.1"}, want: "169.254.3.7", ranges: DefaultClusterCIDR},
 
 		{what: "both, to a server of IPv6", addrs: []string{v6, v4}, routes: []string{"2001:db8:1::1", "192.0.2.1"}, toward: "[2001:db8:1::8]:6443", want: "2001:db8:1::7"},
 		{what: "both, to a server of IPv6 that no route leads to", addrs: []string{v6, v4}, routes: []string{"192.0.2.1"}, toward: "[2001:db8:2::8]:6443", want: "2001:db8:1::7"},
@@ -48,15 +57,20 @@ func TestRootFindAddress(t *testing.T) {
 		t.Run(tc.what, func(t *testing.T) {
 			ns, peer := netnstest.New(t), netnstest.New(t)
 			netnstest.Join(t, ns, "up0", peer, "up0")
-			netnstest.Join(t, ns, "br0", peer, "br0")
 			c := Config{Toward: tc.toward}
 			var got netip.Addr
 			var findErr error
 			ns.Do(func() error {
+				if err := addBridges(); err != nil {
+					return err
+				}
 				for _, addr := range tc.addrs {
 					dev := "up0"
 					if rest, ok := strings.CutPrefix(addr, "bridge "); ok {
 						dev, addr = "br0", rest
+					}
+					if rest, ok := strings.CutPrefix(addr, "uplink "); ok {
+						dev, addr = "br1", rest
 					}
 					if err := addAddress(dev, addr); err != nil {
 						return err
@@ -92,6 +106,35 @@ func TestRootFindAddress(t *testing.T) {
 	}
 }
 
+// addBridges makes br0, with a container's port, and br1, with another one as well.
+func addBridges() error {
+	for _, l := range []netlink.Link{
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}},
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br1"}},
+		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod0"}, PeerName: "inside0"},
+		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod1"}, PeerName: "inside1"},
+		&netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "net1"}},
+	} {
+		if err := netlink.LinkAdd(l); err != nil {
+			return fmt.Errorf("%s: %w", l.Attrs().Name, err)
+		}
+	}
+	for port, bridge := range map[string]string{"pod0": "br0", "pod1": "br1", "net1": "br1"} {
+		p, err := netlink.LinkByName(port)
+		if err != nil {
+			return err
+		}
+		b, err := netlink.LinkByName(bridge)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkSetMaster(p, b), netlink.LinkSetUp(b)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // addAddress gives an interface an address that is of use at once.
 func addAddress(dev, addr string) error {
 	link, err := netlink.LinkByName(dev)
@@ -114,7 +157,7 @@ func TestDefaultRanges(t *testing.T) {
 	for _, tc := range []struct {
 		args           string
 		pods, services string
-		first          string // the error of a cluster that begins so
+		first          string // the error of init
 	}{
 		{"--advertise=192.0.2.7", DefaultClusterCIDR, DefaultServiceCIDR, ""},
 		{"--advertise=2001:db8::7", DefaultClusterCIDR6, DefaultServiceCIDR6, ""},
@@ -132,7 +175,7 @@ func TestDefaultRanges(t *testing.T) {
 			t.Errorf("%s: %v, want %q", tc.args, err, tc.first)
 		}
 	}
-	// A cluster that was begun so goes on.
+	// An existing cluster of this kind still starts.
 	if c, err := parse(t, "advertise: 2001:db8::7\nclusterCIDR: 10.244.0.0/14\nserviceCIDR: 10.96.0.0/16\n"); err != nil || c.ClusterCIDR != DefaultClusterCIDR {
 		t.Errorf("%s, %v", c.ClusterCIDR, err)
 	}

@@ -182,7 +182,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	// These are as fixed as the addresses that were given out from them.
 	cfg.ClusterCIDR, cfg.ServiceCIDR = cluster.ClusterCIDR.String(), cluster.ServiceCIDR.String()
 	cfg.PodEncryption = cluster.PodEncryption
-	if err := errors.Join(cfg.checkFamily(), cfg.EncryptionConfig.check()); err != nil {
+	if err := errors.Join(cfg.checkRestoredFamily(), cfg.EncryptionConfig.check()); err != nil {
 		return err
 	}
 	return prepare(cfg, func(dir keyDir) error {

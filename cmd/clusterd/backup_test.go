@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,6 +105,33 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 		was := had.For(p).Signer().ID()
 		if trust.Owns(p) != had.Owns(p) || trust.For(p).Signer().ID() != was || id.trust.For(p).Signer().ID() != was || !id.trust.For(p).Signer().HasKey() {
 			t.Errorf("the authority for %s: %s in the store, %s on disk, was %s", p, trust.For(p).Signer().ID(), id.trust.For(p).Signer().ID(), was)
+		}
+	}
+}
+
+// TestRestoreFamily: a cluster is not restored on a machine whose address is of the
+// family that its first range is not of.
+func TestRestoreFamily(t *testing.T) {
+	const four, six = "10.244.0.0/16 10.96.0.0/16", "fd00:10:244::/48 fd00:10:96::/112"
+	for _, tc := range []struct{ ranges, advertise, want string }{
+		{four, "2001:db8::7", "--advertise 2001:db8::7: the first range of pods of the cluster in the snapshot, 10.244.0.0/16, is of IPv4"},
+		{six, "192.0.2.7", "--advertise 192.0.2.7: the nodes' addresses and the first range of --cluster-cidr, fd00:10:244::/48"},
+	} {
+		pods, services, _ := strings.Cut(tc.ranges, " ")
+		was := jointest.New()
+		err := join.PutCluster(t.Context(), was, join.Cluster{
+			Name: "c", ClusterCIDR: join.Ranges{netip.MustParsePrefix(pods)}, ServiceCIDR: join.Ranges{netip.MustParsePrefix(services)},
+		}, join.Record{ID: "n1", Name: "n1", Confirmed: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := defaultConfig()
+		cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), tc.advertise
+		if err := prepareRestore(cfg, &backup.Content{Store: keyspaceOf(t, was)}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s at %s: %v, want %q", tc.ranges, tc.advertise, err, tc.want)
+		}
+		if left, err := os.ReadDir(cfg.Data); err != nil || len(left) > 0 {
+			t.Errorf("%s at %s: %v are left, %v", tc.ranges, tc.advertise, left, err)
 		}
 	}
 }

@@ -36,8 +36,9 @@ type Config struct {
 	File string `json:"-"`
 	// Advertise is the address the other nodes reach this one at. Default: the
 	// address of the interface with the default route, else the first address
-	// that is not loopback, else loopback; in each case one of IPv4 if there is one.
-	// When it joins, it is of the IP family of the server's address.
+	// that is not loopback, else loopback. One of IPv4 is preferred, unless it is that
+	// of a bridge of containers. When the machine joins, it is of an IP family by
+	// which the server is reached.
 	Advertise string `json:"advertise"`
 	// Toward is the server, HOST:PORT, through which this machine joins a cluster: the
 	// default of Advertise is of an IP family by which that is reached. Empty: any.

@@ -52,7 +52,7 @@ func (c *Config) addFlags(f *pflag.FlagSet) {
 func (c *Config) addClusterFlags(f *pflag.FlagSet) {
 	var areas cliflag.NamedFlagSets
 	own := areas.FlagSet(areaCluster)
-	own.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of pod addresses: one IPv4 range, one IPv6 range, or both separated by a comma (default: "+DefaultClusterCIDR+", or "+DefaultClusterCIDR6+" on a machine with IPv6 addresses only)")
+	own.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR, "range of pod addresses: one IPv4 range, one IPv6 range, or both separated by a comma (default: "+DefaultClusterCIDR+", or "+DefaultClusterCIDR6+" where --advertise is of IPv6)")
 	own.StringVar(&c.ServiceCIDR, "service-cidr", c.ServiceCIDR, "range of Service addresses, of the same IP families as --cluster-cidr (default: "+DefaultServiceCIDR+", or "+DefaultServiceCIDR6+")")
 	c.EncryptionConfig.addClusterFlags(own)
 	addAreas(f, areas)

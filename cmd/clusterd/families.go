@@ -90,14 +90,27 @@ func (c *Config) checkFamily() error {
 	return err
 }
 
-// checkFirstFamily refuses to begin a cluster of IPv4 ranges on nodes of IPv6 addresses:
-// its pods would not reach the API. Clusters that were begun so go on.
+// checkFirstFamily refuses to make a cluster of IPv4 ranges on nodes of IPv6 addresses:
+// its pods would not reach the API. Existing clusters of this kind still start.
 func (c *Config) checkFirstFamily() error {
-	if !familyOf(c.addr().Addr()).six || c.podRanges()[0].Addr().Is6() {
+	if c.firstFamilyFits() {
 		return nil
 	}
 	return fmt.Errorf("--cluster-cidr %s, --service-cidr %s: the nodes' addresses are of IPv6, as --advertise %s is, and so must be the first range of both: leave the two flags out (%s and %s are taken then), or give an IPv4 address of this machine with --advertise",
 		c.ClusterCIDR, c.ServiceCIDR, c.Advertise, DefaultClusterCIDR6, DefaultServiceCIDR6)
+}
+
+// checkRestoredFamily is checkFirstFamily for the ranges of a snapshot, which are fixed.
+func (c *Config) checkRestoredFamily() error {
+	if c.firstFamilyFits() {
+		return c.checkFamily()
+	}
+	return fmt.Errorf("--advertise %s: the first range of pods of the cluster in the snapshot, %s, is of IPv4, and so must be the nodes' addresses: give an IPv4 address of this machine", c.Advertise, c.podRanges()[0])
+}
+
+// firstFamilyFits: not an address of IPv6 with a first range of IPv4.
+func (c *Config) firstFamilyFits() bool {
+	return !familyOf(c.addr().Addr()).six || c.podRanges()[0].Addr().Is6()
 }
 
 // podRanges are the pods' ranges, the cluster's own family first.

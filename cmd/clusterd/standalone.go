@@ -67,7 +67,7 @@ The node's API is served on the socket agent.sock in the data directory.`,
 		},
 	}
 	cfg.addFlags(cmd.Flags())
-	cmd.Flags().StringVar(&podCIDR, "pod-cidr", "", "range of pod addresses (default: "+DefaultStandaloneCIDR+", or "+DefaultStandaloneCIDR6+" on a machine with IPv6 addresses only)")
+	cmd.Flags().StringVar(&podCIDR, "pod-cidr", "", "range of pod addresses (default: "+DefaultStandaloneCIDR+", or "+DefaultStandaloneCIDR6+" where --advertise is of IPv6)")
 	cmd.Flags().StringArrayVar(&archives, "image", nil, "image archive to load first, as docker save writes it; may be repeated")
 	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods to completion and exit: 0 if all succeeded, else 1")
 	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims"} { // of clusters

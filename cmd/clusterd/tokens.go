@@ -51,7 +51,7 @@ func (m *Main) printJoinLines(ctx context.Context, out io.Writer, ttl time.Durat
 func joinCommand(server netip.AddrPort, token pki.Token) string {
 	at := server.String()
 	if server.Addr().Is6() {
-		at = "'" + at + "'" // shells have a meaning for its brackets
+		at = "'" + at + "'" // shells expand brackets
 	}
 	return fmt.Sprintf("clusterd join %s --token %s", at, token)
 }

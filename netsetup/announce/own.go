@@ -63,7 +63,8 @@ func passing(k netlink.Addr) bool {
 }
 
 // Lasting is addr, or, where that is a temporary address of IPv6, one of the same
-// interface that stays, if it has one.
+// interface that stays, if it has one: of the same prefix, else one that is private
+// (RFC 4193) as addr is or is not, else any.
 func Lasting(addr netip.Addr) (netip.Addr, error) {
 	if addr.Is4() {
 		return addr, nil
@@ -76,11 +77,49 @@ func Lasting(addr netip.Addr) (netip.Addr, error) {
 	if i < 0 || !passing(all[i]) {
 		return addr, nil
 	}
-	index := all[i].LinkIndex
-	if stays := lasting(slices.DeleteFunc(all, func(k netlink.Addr) bool { return k.LinkIndex != index }), nil); stays.IsValid() {
-		return stays, nil
+	index, prefix := all[i].LinkIndex, all[i].IPNet
+	for _, good := range []func(netlink.Addr) bool{
+		func(k netlink.Addr) bool { return prefix.Contains(k.IP) },
+		func(k netlink.Addr) bool { return k.IP.IsPrivate() == addr.IsPrivate() },
+		func(netlink.Addr) bool { return true },
+	} {
+		var of []netlink.Addr
+		for _, k := range all {
+			if k.LinkIndex == index && good(k) {
+				of = append(of, k)
+			}
+		}
+		if stays := lasting(of, nil); stays.IsValid() {
+			return stays, nil
+		}
 	}
 	return addr, nil
+}
+
+// InnerBridges are the indexes of this machine's bridges that connect containers and
+// virtual machines alone, and no interface of a network outside.
+func InnerBridges() (map[int]bool, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	links, err := nlretry.List(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	inner := map[int]bool{}
+	for _, l := range links {
+		if l.Type() == "bridge" {
+			inner[l.Attrs().Index] = true
+		}
+	}
+	for _, l := range links {
+		if !slices.Contains([]string{"veth", "tuntap", "vxlan"}, l.Type()) {
+			delete(inner, l.Attrs().MasterIndex)
+		}
+	}
+	return inner, nil
 }
 
 // settleTick is how often Settled looks.
@@ -110,7 +149,7 @@ func Settled(ctx context.Context, addr netip.Addr, most time.Duration) error {
 		}
 		select {
 		case <-ctx.Done():
-			return nil // who listens there says why it cannot
+			return nil // listening there fails with the kernel's error
 		case <-time.After(settleTick):
 		}
 	}

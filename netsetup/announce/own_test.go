@@ -48,8 +48,17 @@ func TestRootLasting(t *testing.T) {
 	is(passes, passes)
 	is("192.0.2.1", "192.0.2.1")
 	is("2001:db8:9::1", "2001:db8:9::1")
-	ns.Do(func() error { return add("up0", stays, 1000) })
-	is(passes, stays)
+	for _, tc := range []struct{ addr, want string }{ // the kernel lists the latest first
+		{"fd00::7", "fd00::7"},
+		{"2001:db8:5::7", "2001:db8:5::7"},
+		{"fd00::8", "2001:db8:5::7"},
+		{stays, stays},
+		{"2001:db8:5::8", stays},
+		{"fd00::9", stays},
+	} {
+		ns.Do(func() error { return add("up0", tc.addr, 1000) })
+		is(passes, tc.want)
+	}
 	is(stays, stays)
 }
 
