@@ -144,6 +144,31 @@ func TestStays(t *testing.T) {
 	}
 }
 
+// TestForgedSignals: any program may send signals of logind's words. Those of another
+// sender, and those that logind does not confirm, end no pod, and say nothing of the type
+// of a shutdown that follows.
+func TestForgedSignals(t *testing.T) {
+	for what, sender := range map[string]string{"another sender": ":1.66", "logind does not confirm it": logindtest.Owner} {
+		t.Run(what, func(t *testing.T) {
+			s := logindtest.New(t)
+			m := &membership{pods: newPods(podOf("web", 0))}
+			runMember(t, s, m, Periods(time.Minute, 0))
+			asked := len(s.Asked())
+			s.Forge(sender, "poweroff")
+			if sender == logindtest.Owner {
+				until(t, "logind is asked", func() bool { return len(s.Asked()) > asked })
+			}
+			s.Prepare(true)
+			until(t, "the pod is ended", func() bool { _, ended := m.told(); return len(ended) == 1 })
+			m.pods.leave("web")
+			until(t, "the lock is released", holds(s, 0))
+			if _, ended := m.told(); !slices.Equal(ended, []string{"web in 1m0s"}) || len(m.doings()) > 0 {
+				t.Errorf("ended %q, did %q", ended, m.doings())
+			}
+		})
+	}
+}
+
 // TestKindIsForgotten: a shutdown that was cancelled says nothing of the next, whose
 // type is unknown.
 func TestKindIsForgotten(t *testing.T) {

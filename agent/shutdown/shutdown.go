@@ -128,6 +128,9 @@ func (g *Guard) follow(ctx context.Context) error {
 	if g.limit = limit; limit < want {
 		klog.FromContext(ctx).Error(err, "Pods have less time to end at a shutdown than is configured: set InhibitDelayMaxSec in /etc/systemd/logind.conf", "configured", want, "logind", limit)
 	}
+	if err := l.know(ctx); err != nil {
+		return err
+	}
 	on, err := l.preparing(ctx)
 	if err != nil {
 		return err
