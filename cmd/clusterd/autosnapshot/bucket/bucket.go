@@ -171,7 +171,7 @@ func (b *Bucket) discard(ctx context.Context, c minio.Core, key string, failed e
 		err = errors.Join(err, c.RemoveIncompleteUpload(ctx, b.cfg.Bucket, key))
 	}
 	if err != nil {
-		b.cfg.Log.Warn("an unfinished snapshot stays in the object store until the next term of this node", "object", key, "err", b.explain(ctx, err))
+		b.cfg.Log.Warn("an unfinished snapshot stays in the object store until the next try", "object", key, "err", b.explain(ctx, err))
 	}
 }
 
