@@ -146,13 +146,13 @@ func TestStoresThatFail(t *testing.T) {
 			}
 			return part(r)
 		}},
-		"stalls": {want: []string{"no byte moved for 200ms"}, access: func(c *Config) { c.Stall = 200 * time.Millisecond }, hook: func(_ *s3test.Server, _ http.ResponseWriter, r *http.Request) bool {
+		"stalls": {want: []string{"no byte moved for 2s"}, access: func(c *Config) { c.Stall = 2 * time.Second }, hook: func(_ *s3test.Server, _ http.ResponseWriter, r *http.Request) bool {
 			if read(r) {
 				<-r.Context().Done()
 			}
 			return read(r)
 		}},
-		"trickles": {want: []string{"not done after 1s", "--snapshot-store-timeout"}, access: func(c *Config) { c.Timeout = time.Second }, hook: func(_ *s3test.Server, w http.ResponseWriter, r *http.Request) bool {
+		"trickles": {want: []string{"not done after 5s", "--snapshot-store-timeout"}, access: func(c *Config) { c.Timeout = 5 * time.Second }, hook: func(_ *s3test.Server, w http.ResponseWriter, r *http.Request) bool {
 			if !read(r) {
 				return false
 			}
@@ -209,7 +209,7 @@ func TestStoresThatFail(t *testing.T) {
 			return true
 		}},
 		"has no such bucket": {want: []string{"NoSuchBucket", "create the bucket elsewhere"}, access: func(c *Config) { c.Bucket = "elsewhere" }},
-		"swears": {want: []string{"HTTP status 418", "tea  tea"}, hook: func(_ *s3test.Server, w http.ResponseWriter, _ *http.Request) bool {
+		"answers with a long error": {want: []string{"HTTP status 418", "tea  tea"}, hook: func(_ *s3test.Server, w http.ResponseWriter, _ *http.Request) bool {
 			s3test.Refuse(w, http.StatusTeapot, "Teapot", "tea \n"+strings.Repeat("tea ", 10_000))
 			return true
 		}},

@@ -16,7 +16,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Access is how a store lets this node in.
+// Access is what this node authenticates to a store with, and its limits.
 type Access struct {
 	// Credentials is a file in the form of Amazon's tools; empty: the variables
 	// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
