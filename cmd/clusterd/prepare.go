@@ -26,6 +26,9 @@ import (
 // prepareInit writes the data directory of a cluster's first node. On error
 // nothing of it stays.
 func prepareInit(cfg Config) error {
+	if err := cfg.checkAccess(); err != nil {
+		return err
+	}
 	return prepare(cfg, func(dir keyDir) error {
 		now := time.Now()
 		ca, err := pki.NewCA("cluster", now)
