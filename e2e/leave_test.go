@@ -136,10 +136,13 @@ func TestE2ELeaveOnShutdown(t *testing.T) {
 				_, _, _ = e.run("clusterctl", "", "uncordon", n.Name)
 			}
 		}
-		list, err := e.api.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
-		if err != nil || len(list.Items) < 3 {
-			t.Fatalf("%d pods on %s, %v", len(list.Items), node, err)
-		}
+		e.eventually("three are on "+node, func(ctx context.Context) error {
+			list, err := e.api.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+			if err == nil && len(list.Items) < 3 {
+				err = fmt.Errorf("%d are", len(list.Items))
+			}
+			return err
+		})
 	}
 	// lowest watches how few pods are available until stop is called.
 	lowest := func() (stop func() int32) {
@@ -183,7 +186,7 @@ func TestE2ELeaveOnShutdown(t *testing.T) {
 	s.PrepareAs(true, "poweroff")
 	e.held(s, "a1", 0)
 	e.hasLeft("a1")
-	e.must(e.logHas("a1", "this node has left the cluster"))
+	e.eventually("a1 logs that it has left", func(context.Context) error { return e.logHas("a1", "this node has left the cluster") })
 	whole()
 	if n := least(); n < 2 {
 		t.Errorf("%d pods were available, and the budget is 2", n)

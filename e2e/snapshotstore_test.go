@@ -132,8 +132,9 @@ func TestE2ESnapshotStore(t *testing.T) {
 		return ""
 	}
 	more("there is a snapshot")
-	leader := e.leader()
+	leader := ""
 	e.eventually("the leader took it", func(context.Context) error {
+		leader = e.leader()
 		if got, file := row("last node"), row("last file"); got != leader || !strings.HasPrefix(file, s.URL+"/site/") {
 			return fmt.Errorf("clusterctl store status names %q and %q, and %s leads", got, file, leader)
 		}

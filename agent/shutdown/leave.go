@@ -60,7 +60,8 @@ func (g *Guard) total() time.Duration {
 }
 
 // leaves reports whether the machine leaves the cluster at this shutdown.
-func (g *Guard) leaves(ctx context.Context, kind string) bool {
+// logind waits for limit.
+func (g *Guard) leaves(ctx context.Context, kind string, limit time.Duration) bool {
 	if g.cfg.Member == nil {
 		return false
 	}
@@ -72,6 +73,9 @@ func (g *Guard) leaves(ctx context.Context, kind string) bool {
 		return false
 	case !good:
 		log.Info("The machine stays a member of the cluster: it is rebooted", "type", kind)
+		return false
+	case limit < g.total():
+		log.Error(nil, "The machine is shut down and stays a member of the cluster: logind does not wait until it could have left: set InhibitDelayMaxSec in /etc/systemd/logind.conf", "needed", g.total(), "logind", limit)
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
@@ -91,7 +95,7 @@ func (g *Guard) leave(ctx context.Context) (left bool) {
 	case ctx.Err() != nil: // the process ends, as that of a removed member does
 		return err == nil
 	case err != nil:
-		klog.FromContext(ctx).Error(err, "The machine is shut down and stays a member of the cluster: clusterctl members rm takes it out")
+		klog.FromContext(ctx).Error(err, "The machine is shut down and may still be a member of the cluster: see clusterctl members; clusterctl members rm takes it out")
 		return false
 	}
 	return true

@@ -44,6 +44,7 @@ const callDeadline = 10 * time.Second
 type logind struct {
 	conn    *dbus.Conn
 	signals chan *dbus.Signal // closed when the connection ends
+	owner   string            // logind's name on the bus: any program may send signals of its words
 	kind    string            // type of the shutdown that is under way; empty: not known
 }
 
@@ -81,6 +82,16 @@ func dial(ctx context.Context, address string) (_ *logind, err error) {
 
 func (l *logind) close() { l.conn.Close() }
 
+// know asks the bus which connection is logind's. Signals that came before are held to it.
+func (l *logind) know(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callDeadline)
+	defer cancel()
+	if err := l.conn.BusObject().CallWithContext(ctx, busService+".GetNameOwner", 0, logindService).Store(&l.owner); err != nil {
+		return fmt.Errorf("ask D-Bus who %s is: %w", logindService, err)
+	}
+	return nil
+}
+
 // next waits for the next shutdown (true) or cancellation. It ends with an error when
 // the connection is lost, logind has gone or come, or ctx ends.
 func (l *logind) next(ctx context.Context) (bool, error) {
@@ -92,15 +103,29 @@ func (l *logind) next(ctx context.Context) (bool, error) {
 			switch {
 			case !ok:
 				return false, errors.New("the connection to D-Bus was lost")
-			case s.Name == busService+".NameOwnerChanged":
+			case s.Name == busService+".NameOwnerChanged" && s.Sender == busService:
 				return false, errors.New("logind was restarted, or has ended")
+			case s.Sender != l.owner:
+				continue
 			case s.Name == logindManager+"."+prepareWith:
 				l.kind = kindOf(s.Body)
 				continue
 			case s.Name != logindManager+"."+prepare || len(s.Body) != 1:
 				continue
 			}
-			if begins, ok := s.Body[0].(bool); ok {
+			begins, ok := s.Body[0].(bool)
+			if begins {
+				// A signal alone does not end pods: logind has to confirm it.
+				on, err := l.preparing(ctx)
+				if err != nil {
+					return false, err
+				}
+				if !on {
+					l.kind = ""
+					continue
+				}
+			}
+			if ok {
 				return begins, nil
 			}
 		}

@@ -128,6 +128,9 @@ func (g *Guard) follow(ctx context.Context) error {
 	if g.limit = limit; limit < want {
 		klog.FromContext(ctx).Error(err, "Pods have less time to end at a shutdown than is configured: set InhibitDelayMaxSec in /etc/systemd/logind.conf", "configured", want, "logind", limit)
 	}
+	if err := l.know(ctx); err != nil {
+		return err
+	}
 	on, err := l.preparing(ctx)
 	if err != nil {
 		return err
@@ -194,7 +197,7 @@ func (g *Guard) begin(ctx context.Context, kind string) {
 func (g *Guard) shutDown(ctx context.Context, kind string, limit time.Duration) {
 	const event = "Shutdown manager detected shutdown event"
 	start := time.Now()
-	if g.cfg.Member == nil || !g.leaves(ctx, kind) {
+	if g.cfg.Member == nil || !g.leaves(ctx, kind, limit) {
 		g.set(true, event)
 		if g.cfg.Member != nil {
 			limit -= time.Since(start)
@@ -202,15 +205,17 @@ func (g *Guard) shutDown(ctx context.Context, kind string, limit time.Duration) 
 		g.end(ctx, fit(g.cfg.Periods, limit))
 		return
 	}
-	// What logind gives beyond the periods is for leaving: half of it at most, if it is short.
-	until := start.Add(max(limit-leaveTime, limit/2))
+	until := start.Add(limit - leaveTime)
 	undo := g.cordon(ctx)
 	if periods := fit(g.cfg.Periods, time.Until(until)); len(periods) > 0 {
 		g.drain(ctx, total(periods)-periods[len(periods)-1].Grace)
 	}
 	g.set(true, event)
-	g.end(ctx, fit(g.cfg.Periods, time.Until(until)))
-	if ctx.Err() != nil || !g.leave(ctx) {
+	whole := g.end(ctx, fit(g.cfg.Periods, time.Until(until)))
+	if !whole && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(nil, "The machine is shut down and stays a member of the cluster, as not all of its pods have ended: clusterctl members rm takes it out")
+	}
+	if !whole || ctx.Err() != nil || !g.leave(ctx) {
 		undo()
 	}
 }
@@ -247,24 +252,27 @@ func (g *Guard) set(down bool, message string) {
 }
 
 // end ends the pods, those of the lowest priority first. What a group does not need of
-// its time is not waited for.
-func (g *Guard) end(ctx context.Context, periods []Period) {
-	// An agent that has only just start does not know its pods yet.
+// its time is not waited for. It reports whether all have ended.
+func (g *Guard) end(ctx context.Context, periods []Period) (whole bool) {
+	// An agent that has just started does not know its pods yet.
 	known, cancel := context.WithTimeout(ctx, total(periods))
 	defer cancel()
 	select {
 	case <-g.cfg.Pods.Seen():
+		whole = true
 	case <-known.Done():
 	}
 	for _, of := range groups(periods, g.cfg.Pods.Active()) {
-		if len(of.pods) > 0 && ctx.Err() == nil {
-			g.endGroup(ctx, of)
+		if len(of.pods) > 0 && ctx.Err() == nil && !g.endGroup(ctx, of) {
+			whole = false
 		}
 	}
+	return whole
 }
 
-// endGroup ends the pods of one group, and waits for them for its time.
-func (g *Guard) endGroup(ctx context.Context, of group) {
+// endGroup ends the pods of one group, and waits for them for its time. It reports
+// whether all have ended.
+func (g *Guard) endGroup(ctx context.Context, of group) bool {
 	log := klog.FromContext(ctx).WithValues("priority", of.Priority)
 	log.Info("Pods are ended for the shutdown", "pods", len(of.pods), "most", of.Grace)
 	most := time.NewTimer(of.Grace)
@@ -277,7 +285,7 @@ func (g *Guard) endGroup(ctx context.Context, of group) {
 		select {
 		case <-left[i]:
 		case <-ctx.Done():
-			return
+			return false
 		case <-most.C:
 			var more []string
 			for j, p := range of.pods[i:] {
@@ -288,7 +296,8 @@ func (g *Guard) endGroup(ctx context.Context, of group) {
 				}
 			}
 			log.Info("Pods have not ended within their time", "pods", more)
-			return
+			return len(more) == 0
 		}
 	}
+	return true
 }

@@ -58,9 +58,16 @@ func (c *ShutdownConfig) check() error {
 	if c.LeaveOnShutdown && total == 0 && periods == nil {
 		return fmt.Errorf("--leave-on-shutdown: nothing holds up a shutdown for it with --shutdown-grace-period 0: give a time, such as 30s")
 	}
-	total = 0
-	for _, p := range periods {
-		total += p.Grace
+	drain := total - critical
+	if periods != nil {
+		total = 0
+		for _, p := range periods {
+			total += p.Grace
+		}
+		drain = total - periods[len(periods)-1].Grace
+	}
+	if c.LeaveOnShutdown && drain <= 0 {
+		return fmt.Errorf("--leave-on-shutdown: pods have no time to be evicted in before the last part of the grace period: give more --shutdown-grace-period than --shutdown-grace-period-critical-pods, or two priorities with --shutdown-grace-period-by-pod-priority")
 	}
 	if total > maxShutdown {
 		return fmt.Errorf("--shutdown-grace-period-by-pod-priority %s: it is %s together: give no more than %s", c.ShutdownGracePeriodByPodPriority, total, maxShutdown)

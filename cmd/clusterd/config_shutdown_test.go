@@ -36,9 +36,11 @@ func TestShutdownPeriods(t *testing.T) {
 		{ShutdownGracePeriod: Duration{-1}}:             "--shutdown-grace-period -1ns",
 		{ShutdownGracePeriodCriticalPods: Duration{-1}}: "--shutdown-grace-period-critical-pods -1ns",
 		{ShutdownGracePeriod: Duration{time.Second}, ShutdownGracePeriodCriticalPods: Duration{2 * time.Second}}: "it is a part of --shutdown-grace-period, 1s",
-		{LeaveOnShutdown: true}:                           "--leave-on-shutdown: nothing holds up a shutdown",
-		{ShutdownGracePeriodByPodPriority: "high=1m"}:     `--shutdown-grace-period-by-pod-priority: "high=1m"`,
-		{ShutdownGracePeriodByPodPriority: "0=20h,1=20h"}: "it is 40h0m0s together",
+		{LeaveOnShutdown: true}: "--leave-on-shutdown: nothing holds up a shutdown",
+		{LeaveOnShutdown: true, ShutdownGracePeriod: Duration{time.Minute}, ShutdownGracePeriodCriticalPods: Duration{time.Minute}}: "no time to be evicted in",
+		{LeaveOnShutdown: true, ShutdownGracePeriodByPodPriority: "0=1m"}:                                                           "no time to be evicted in",
+		{ShutdownGracePeriodByPodPriority: "high=1m"}:                                                                               `--shutdown-grace-period-by-pod-priority: "high=1m"`,
+		{ShutdownGracePeriodByPodPriority: "0=20h,1=20h"}:                                                                           "it is 40h0m0s together",
 	} {
 		if err := change.check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", *change, err, want)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,6 +16,7 @@ import (
 	"github.com/clusterd/clusterd/apis/batch"
 	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot"
 	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot/bucket"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
@@ -92,8 +95,10 @@ func (c *SnapshotConfig) check() error {
 		if _, err := bucket.Parse(c.SnapshotStore); err != nil {
 			return fmt.Errorf("--snapshot-store: %w", err)
 		}
-		if err := c.access().Check(); err != nil {
-			return err
+		for flag, path := range map[string]string{"--snapshot-store-credentials": c.SnapshotStoreCredentials, "--snapshot-store-ca": c.SnapshotStoreCA} {
+			if path != "" && !filepath.IsAbs(path) {
+				return fmt.Errorf("%s %s: an absolute path is required with --snapshot-schedule, since the service has a working directory of its own", flag, path)
+			}
 		}
 	}
 	if _, err := c.schedule(); err != nil {
@@ -114,7 +119,16 @@ func (c *SnapshotConfig) schedule() (cron.Schedule, error) {
 	return s, nil
 }
 
-// access is how the store lets this node in.
+// checkAccess reads the files of keys and CAs, which may be missing when a server starts:
+// that is no reason not to start, but a snapshot that fails.
+func (c *SnapshotConfig) checkAccess() error {
+	if c.SnapshotSchedule == "" || c.SnapshotStore == "" {
+		return nil
+	}
+	return c.access().Check()
+}
+
+// access is what this node authenticates to the store with.
 func (c *SnapshotConfig) access() bucket.Access {
 	return bucket.Access{
 		Credentials: c.SnapshotStoreCredentials, CA: c.SnapshotStoreCA, Region: c.SnapshotStoreRegion, Timeout: c.SnapshotStoreTimeout.Duration,
@@ -131,6 +145,17 @@ func (c *SnapshotConfig) target(node string, log *slog.Logger) (autosnapshot.Tar
 		return nil, fmt.Errorf("--snapshot-store: %w", err)
 	}
 	return bucket.New(bucket.Config{Location: l, Access: c.access(), Node: node, Flag: "--snapshot-store", Log: log}), nil
+}
+
+// clusterName is what names of the cluster's snapshots begin with. All clusters are named
+// alike, and may share a bucket: there an id follows, of when the cluster was made, which
+// all servers know and no rotation changes.
+func (c *SnapshotConfig) clusterName(of join.Cluster) string {
+	if c.SnapshotStore == "" {
+		return of.Name
+	}
+	sum := sha256.Sum256([]byte(of.Created.UTC().Format(time.RFC3339Nano)))
+	return of.Name + "-" + hex.EncodeToString(sum[:5])
 }
 
 // lock is what seals the files. Whoever opens one can become anyone in the cluster, so

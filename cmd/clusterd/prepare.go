@@ -27,7 +27,7 @@ import (
 // prepareInit writes the data directory of a cluster's first node. On error
 // nothing of it stays.
 func prepareInit(cfg Config) error {
-	if err := errors.Join(checkClockBefore("begin a cluster"), cfg.checkFirstFamily()); err != nil {
+	if err := errors.Join(checkClockBefore("begin a cluster"), cfg.checkFirstFamily(), cfg.checkAccess()); err != nil {
 		return err
 	}
 	return prepare(cfg, func(dir keyDir) error {

@@ -70,13 +70,31 @@ func confirmReset(yes bool, data string, in io.Reader, out io.Writer) error {
 	if yes || !ok || !term.IsTerminal(int(f.Fd())) || !dataDir(data).exists() {
 		return nil
 	}
-	fmt.Fprintf(out, "The pods of this machine end, and %s goes, with this node's keys and its copy of the cluster's state.\nGo on? [y/N] ", data)
+	fmt.Fprintf(out, "The pods of this machine end, and %s goes, with this node's keys and its copy of the cluster's state.\n", data)
+	if volumes := dataDir(data).volumes(); len(volumes) > 0 {
+		fmt.Fprintf(out, "Data of %d volumes in it go as well, which are nowhere else: %s (clusterctl get pv).\n", len(volumes), strings.Join(volumes, ", "))
+	}
+	fmt.Fprint(out, "Go on? [y/N] ")
 	var answer string
 	fmt.Fscanln(in, &answer)
 	if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
 		return errors.New("nothing was changed")
 	}
 	return nil
+}
+
+// volumes are the names of the volumes for claims that have their data in the directory.
+func (d dataDir) volumes() (names []string) {
+	list, err := os.ReadDir(d.path("claims"))
+	if err != nil {
+		return nil // there are none, or reset itself says what is wrong
+	}
+	for _, e := range list {
+		if e.IsDir() && strings.HasPrefix(e.Name(), "pvc-") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
 }
 
 func (d dataDir) exists() bool {

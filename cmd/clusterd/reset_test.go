@@ -193,6 +193,17 @@ func TestResetAsks(t *testing.T) {
 			t.Errorf("typed %q, --yes %v: %v, said %q", tt.typed, tt.yes, err, out.String())
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(data, "claims", "pvc-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	person, asking := terminal(t)
+	if _, err := person.WriteString("n\n"); err != nil {
+		t.Fatal(err)
+	}
+	var named strings.Builder
+	if err := confirmReset(false, data, asking, &named); err == nil || !strings.Contains(named.String(), "1 volumes in it go as well") || !strings.Contains(named.String(), "pvc-1") {
+		t.Errorf("with a volume: %v, %q", err, named.String())
+	}
 	var out strings.Builder
 	if err := confirmReset(false, data, strings.NewReader(""), &out); err != nil || out.Len() > 0 {
 		t.Errorf("a script was asked: %v, %q", err, out.String())

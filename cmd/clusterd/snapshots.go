@@ -35,13 +35,17 @@ func (m *Main) takeSnapshots(ctx context.Context, events kubernetes.Interface) e
 	if err != nil {
 		return err
 	}
+	if err := m.cfg.checkAccess(); err != nil {
+		log.Error("no snapshot can be taken", "err", err)
+		m.warnEvent(ctx, events, "SnapshotFailed", "No snapshot can be taken: "+err.Error())
+	}
 	return autosnapshot.New(autosnapshot.Config{
 		Schedule: schedule, Target: target, Lock: lock, Node: m.cfg.Name,
 		Keep: m.cfg.SnapshotKeep, KeepAge: m.cfg.SnapshotKeepAge.Duration,
 		State: snapshotState{m.store},
 		Cluster: func(ctx context.Context) (string, error) {
 			c, err := join.GetCluster(ctx, m.store)
-			return c.Name, err
+			return m.cfg.clusterName(c), err
 		},
 		Write: func(ctx context.Context, w autosnapshot.Writer) error {
 			write, err := m.clusterAPI.archive(ctx)

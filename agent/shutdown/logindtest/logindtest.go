@@ -43,6 +43,9 @@ type Logind struct {
 	wg        sync.WaitGroup
 }
 
+// Owner is its name on the bus.
+const Owner = ":1.7"
+
 // New returns one that waits for 5 s at most, and that ends with the test.
 func New(t testing.TB) *Logind {
 	dir := t.TempDir()
@@ -153,6 +156,11 @@ func (s *Logind) answer(c *net.UnixConn, m *dbus.Message) error {
 	case "Hello":
 		body(":1.1")
 	case "AddMatch":
+	case "GetNameOwner":
+		if fmt.Sprint(m.Body) != "[org.freedesktop.login1]" {
+			s.t.Errorf("GetNameOwner%v", m.Body)
+		}
+		body(Owner)
 	case "Get":
 		s.mu.Lock()
 		switch name := m.Body[1].(string); name {
@@ -243,14 +251,21 @@ func (s *Logind) hangUp() {
 // Prepare tells all of a shutdown, or of its cancellation.
 func (s *Logind) Prepare(on bool) {
 	s.SetPreparing(on)
-	s.emit("PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
+	s.emit(Owner, "PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
 }
 
 // PrepareAs is Prepare with the type of the shutdown, as systemd 255 and later do it.
 func (s *Logind) PrepareAs(on bool, kind string) {
 	s.SetPreparing(on)
-	s.emit("PrepareForShutdownWithMetadata", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on, map[string]dbus.Variant{"type": dbus.MakeVariant(kind)})
-	s.emit("PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
+	s.emit(Owner, "PrepareForShutdownWithMetadata", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on, map[string]dbus.Variant{"type": dbus.MakeVariant(kind)})
+	s.emit(Owner, "PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", on)
+}
+
+// Forge sends the signals of PrepareAs(true, kind) as that sender, while logind itself
+// says, when it is asked, that no shutdown is under way.
+func (s *Logind) Forge(sender, kind string) {
+	s.emit(sender, "PrepareForShutdownWithMetadata", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", true, map[string]dbus.Variant{"type": dbus.MakeVariant(kind)})
+	s.emit(sender, "PrepareForShutdown", "/org/freedesktop/login1", "org.freedesktop.login1.Manager", true)
 }
 
 // SetPreparing has it say, when it is asked, that a shutdown is under way.
@@ -262,16 +277,16 @@ func (s *Logind) SetPreparing(on bool) {
 
 // Restarted tells that logind has a new process.
 func (s *Logind) Restarted() {
-	s.emit("NameOwnerChanged", "/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.login1", ":1.7", ":1.9")
+	s.emit("org.freedesktop.DBus", "NameOwnerChanged", "/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.login1", Owner, ":1.9")
 }
 
-func (s *Logind) emit(member string, path dbus.ObjectPath, iface string, body ...any) {
+func (s *Logind) emit(sender, member string, path dbus.ObjectPath, iface string, body ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
 		err := send(c, &dbus.Message{Type: dbus.TypeSignal, Body: body, Headers: map[dbus.HeaderField]dbus.Variant{
 			dbus.FieldPath: dbus.MakeVariant(path), dbus.FieldInterface: dbus.MakeVariant(iface), dbus.FieldMember: dbus.MakeVariant(member),
-			dbus.FieldSignature: dbus.MakeVariant(dbus.SignatureOf(body...)), dbus.FieldSender: dbus.MakeVariant(":1.7"),
+			dbus.FieldSignature: dbus.MakeVariant(dbus.SignatureOf(body...)), dbus.FieldSender: dbus.MakeVariant(sender),
 		}})
 		if err != nil {
 			s.t.Errorf("signal: %v", err)

@@ -74,7 +74,7 @@ type Config struct {
 	// Node is this node's name.
 	Node  string
 	State State
-	// Cluster is the cluster's name.
+	// Cluster is what names of the cluster's files begin with, and of no other cluster's there.
 	Cluster func(ctx context.Context) (string, error)
 	// Write writes the archive of the whole state, as of a moment after the call.
 	Write func(ctx context.Context, w Writer) error
@@ -134,6 +134,11 @@ func (t *Taker) pass(ctx context.Context, now time.Time) (time.Duration, error) 
 	if f := rec.Failure; f != nil && f.Node == t.cfg.Node {
 		if again := f.At.Add(backOff(f.Tries)); again.After(now) && !f.At.After(now) {
 			return again.Sub(now), nil
+		}
+	}
+	if rec.Failure != nil { // a try that failed may have left something
+		if err := t.cleanUp(ctx, now); err != nil && ctx.Err() == nil {
+			t.cfg.Log.Warn("what was left of unfinished snapshots stays", "err", err)
 		}
 	}
 	taken, err := t.take(ctx, slot)

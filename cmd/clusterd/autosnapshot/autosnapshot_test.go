@@ -233,6 +233,53 @@ func TestFailure(t *testing.T) {
 	})
 }
 
+// TestLeftOfTries: what tries of a leader leave does not pile up while it leads.
+func TestLeftOfTries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newKit(t)
+		k.write = func(context.Context, Writer) error {
+			f, err := os.CreateTemp(k.folder, Unfinished+"n1_")
+			if err != nil {
+				return err
+			}
+			return errors.Join(f.Close(), errors.New("the store does not answer"))
+		}
+		k.lead(k.taker("n1", "@every 12h"), 12*time.Hour+30*time.Minute)
+		if got := k.files(); k.writes < 4 || len(got) != 1 {
+			t.Errorf("%d tries left %q", k.writes, got)
+		}
+	})
+}
+
+// TestFoundFiles: a file that was there before its time, or is empty, is no snapshot.
+func TestFoundFiles(t *testing.T) {
+	k := newKit(t)
+	slot := time.Now().UTC().Truncate(time.Second)
+	taker := k.taker("n1", "@every 1h")
+	path := filepath.Join(k.folder, fileName("c", slot))
+	for what, c := range map[string]struct {
+		text string
+		at   time.Time
+		ok   bool
+	}{
+		"empty":          {"", slot, false},
+		"of before":      {"text", slot.Add(-time.Hour), false},
+		"by other clock": {"text", slot.Add(-10 * time.Minute), true},
+		"of then":        {"text", slot.Add(time.Minute), true},
+	} {
+		if err := errors.Join(os.MkdirAll(k.folder, 0o700), os.WriteFile(path, []byte(c.text), 0o600), os.Chtimes(path, c.at, c.at)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := taker.take(t.Context(), slot)
+		if ok := err == nil && s.Bytes == int64(len(c.text)); ok != c.ok || !c.ok && !strings.Contains(err.Error(), "remove it") {
+			t.Errorf("%s: %+v, %v", what, s, err)
+		}
+	}
+	if k.writes > 0 {
+		t.Errorf("%d were written over what was there", k.writes)
+	}
+}
+
 // TestDamaged: what reads otherwise than it was written gets no name.
 func TestDamaged(t *testing.T) {
 	k := newKit(t)

@@ -53,6 +53,9 @@ const Unfinished = ".clusterd-snapshot-"
 // its node may be writing it.
 const Abandoned = 24 * time.Hour
 
+// skew is how far clocks may differ: no snapshot is older than its time by more.
+const skew = 15 * time.Minute
+
 func fileName(cluster string, slot time.Time) string {
 	return cluster + "-" + slot.UTC().Format(slotFormat) + extension
 }
@@ -78,7 +81,10 @@ func (t *Taker) take(ctx context.Context, slot time.Time) (*Snapshot, error) {
 		return nil, err
 	}
 	if found != nil {
-		// It has its name because it was whole: whoever took it could not record it any more.
+		if found.Bytes == 0 || found.Modified.Before(slot.Add(-skew)) {
+			return nil, fmt.Errorf("%s has %d bytes, of %s, and is older than its time or empty: remove it", path, found.Bytes, found.Modified.UTC().Format(time.RFC3339))
+		}
+		// It has its name because it was whole: its leader could not record it any more.
 		return &Snapshot{Node: t.cfg.Node, File: path, Taken: found.Modified.UTC(), Bytes: found.Bytes}, nil
 	}
 	lock, key, err := backup.Once()

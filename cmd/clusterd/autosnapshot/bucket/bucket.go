@@ -26,8 +26,8 @@ const (
 	oneCopy = 5 << 30
 	// short bounds requests that move no snapshot.
 	short = time.Minute
-	// farewell bounds what is tidied up when the work has ended: leadership waits for it.
-	farewell = 5 * time.Second
+	// discardTime bounds the removal of what is unfinished: leadership waits for it.
+	discardTime = 5 * time.Second
 	// mostNames is how many objects a listing may have: more are no snapshots of a schedule.
 	mostNames = 100_000
 )
@@ -114,7 +114,8 @@ func (b *Bucket) upload(ctx context.Context, c minio.Core, key string, write fun
 	opts := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: partSize, NumThreads: 1, SendContentMd5: true}
 	_, err := c.Client.PutObject(ctx, b.cfg.Bucket, key, r, -1, opts)
 	r.CloseWithError(io.ErrClosedPipe) // ends write, if the store gave up first
-	if werr := <-wrote; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
+	werr := <-wrote
+	if werr != nil && (err == nil || !errors.Is(werr, io.ErrClosedPipe)) {
 		return local{werr}
 	}
 	return err
@@ -164,14 +165,14 @@ func (b *Bucket) rename(ctx context.Context, c minio.Core, from, to string) erro
 
 // discard removes an unfinished object, and the parts of an upload that did not end.
 func (b *Bucket) discard(ctx context.Context, c minio.Core, key string, failed error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTime)
 	defer cancel()
 	err := c.RemoveObject(ctx, b.cfg.Bucket, key, minio.RemoveObjectOptions{})
 	if failed != nil {
 		err = errors.Join(err, c.RemoveIncompleteUpload(ctx, b.cfg.Bucket, key))
 	}
 	if err != nil {
-		b.cfg.Log.Warn("an unfinished snapshot stays in the object store until the next term of this node", "object", key, "err", b.explain(ctx, err))
+		b.cfg.Log.Warn("an unfinished snapshot stays in the object store until the next try", "object", key, "err", b.explain(ctx, err))
 	}
 }
 

@@ -146,13 +146,13 @@ func TestStoresThatFail(t *testing.T) {
 			}
 			return part(r)
 		}},
-		"stalls": {want: []string{"no byte moved for 200ms"}, access: func(c *Config) { c.Stall = 200 * time.Millisecond }, hook: func(_ *s3test.Server, _ http.ResponseWriter, r *http.Request) bool {
+		"stalls": {want: []string{"no byte moved for 2s"}, access: func(c *Config) { c.Stall = 2 * time.Second }, hook: func(_ *s3test.Server, _ http.ResponseWriter, r *http.Request) bool {
 			if read(r) {
 				<-r.Context().Done()
 			}
 			return read(r)
 		}},
-		"trickles": {want: []string{"not done after 1s", "--snapshot-store-timeout"}, access: func(c *Config) { c.Timeout = time.Second }, hook: func(_ *s3test.Server, w http.ResponseWriter, r *http.Request) bool {
+		"trickles": {want: []string{"not done after 5s", "--snapshot-store-timeout"}, access: func(c *Config) { c.Timeout = 5 * time.Second }, hook: func(_ *s3test.Server, w http.ResponseWriter, r *http.Request) bool {
 			if !read(r) {
 				return false
 			}
@@ -209,7 +209,7 @@ func TestStoresThatFail(t *testing.T) {
 			return true
 		}},
 		"has no such bucket": {want: []string{"NoSuchBucket", "create the bucket elsewhere"}, access: func(c *Config) { c.Bucket = "elsewhere" }},
-		"swears": {want: []string{"HTTP status 418", "tea  tea"}, hook: func(_ *s3test.Server, w http.ResponseWriter, _ *http.Request) bool {
+		"answers with a long error": {want: []string{"HTTP status 418", "tea  tea"}, hook: func(_ *s3test.Server, w http.ResponseWriter, _ *http.Request) bool {
 			s3test.Refuse(w, http.StatusTeapot, "Teapot", "tea \n"+strings.Repeat("tea ", 10_000))
 			return true
 		}},
@@ -396,6 +396,20 @@ func TestGet(t *testing.T) {
 	}
 }
 
+// TestKeysWithSigns: secrets are taken as they are written.
+func TestKeysWithSigns(t *testing.T) {
+	for _, secret := range []string{"a#b", "a #b", "a;b", "a ;b", `ab\`, "a/b+c="} {
+		keys, err := Access{Credentials: keyFile(t, "[default]\naws_access_key_id = ID\naws_secret_access_key = "+secret+"\naws_session_token = T\n", 0o600)}.keys()
+		if err != nil {
+			t.Errorf("%s: %v", secret, err)
+			continue
+		}
+		if v, err := keys.GetWithContext(nil); err != nil || v.SecretAccessKey != secret || v.SessionToken != "T" {
+			t.Errorf("%q is read as %q, token %q, %v", secret, v.SecretAccessKey, v.SessionToken, err)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	for text, want := range map[string]Location{
 		"https://s3.example:9000/backups":      {Endpoint: "s3.example:9000", Bucket: "backups"},
@@ -423,6 +437,8 @@ func TestParse(t *testing.T) {
 		"https://s3.example/bucket/a/../b":     `prefix "a/../b"`,
 		"https://s3.example/bucket/a//b":       `prefix "a//b"`,
 		"https://key:secret@s3 example/":       "it is no URL",
+		"https://storage.googleapis.com/b-b":   "use another store",
+		"https://Storage.googleapis.com:443/b": "use another store",
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want %q", text, err, want)

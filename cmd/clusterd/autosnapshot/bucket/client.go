@@ -16,7 +16,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Access is how a store lets this node in.
+// Access is what this node authenticates to a store with, and its limits.
 type Access struct {
 	// Credentials is a file in the form of Amazon's tools; empty: the variables
 	// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.
@@ -120,7 +120,7 @@ func (a Access) keys() (*credentials.Credentials, error) {
 	if st.Mode().Perm()&0o007 != 0 {
 		return nil, fmt.Errorf("--snapshot-store-credentials %s: every user of the machine may read it (mode %04o): chmod 600", a.Credentials, st.Mode().Perm())
 	}
-	file, err := ini.Load(a.Credentials)
+	file, err := ini.LoadSources(ini.LoadOptions{IgnoreInlineComment: true, IgnoreContinuation: true}, a.Credentials)
 	if err != nil {
 		return nil, fmt.Errorf("--snapshot-store-credentials %s: it is not of the form of ~/.aws/credentials, with the lines [default], aws_access_key_id=… and aws_secret_access_key=…", a.Credentials)
 	}

@@ -2,6 +2,7 @@ package bucket
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 
@@ -47,6 +48,9 @@ func Parse(text string) (Location, error) {
 	default:
 		return no(fmt.Sprintf("the scheme %q is none of https, http and s3", u.Scheme))
 	}
+	if google(l.Endpoint) {
+		return Location{}, fmt.Errorf("%s: this store does not take uploads in parts that have an MD5 each: use another store that speaks S3", l.Endpoint)
+	}
 	var prefix string
 	l.Bucket, prefix, _ = strings.Cut(path, "/")
 	if err := s3utils.CheckValidBucketNameStrict(l.Bucket); err != nil {
@@ -61,6 +65,16 @@ func Parse(text string) (Location, error) {
 		l.Prefix = prefix + "/"
 	}
 	return l, nil
+}
+
+// google reports whether a host is Google's, whose store does not take what upload sends.
+func google(endpoint string) bool {
+	host := strings.ToLower(endpoint)
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(host, ".")
+	return host == "storage.googleapis.com" || strings.HasSuffix(host, ".storage.googleapis.com")
 }
 
 // Split is Parse for the URL of one object: its Location, and its name there.
