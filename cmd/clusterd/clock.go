@@ -58,15 +58,15 @@ func checkClockBefore(doing string) error {
 type clockWatch struct {
 	clock  *clock.Clock
 	log    *slog.Logger
-	tid    func() transport.Identity
-	id     string
 	trust  func() *pki.Trust
 	others func() []join.ServerAddr // the servers to ask
 	all    func() int               // how many there are
 	last   func() time.Time         // until when this node has seen the cluster's time; zero: not known
 	self   bool                     // this node is one of them
 	period time.Duration
-	ask    chan struct{} // is signalled (capacity 1) when they are to be asked now
+	// read is how far a server's clock is ahead.
+	read func(ctx context.Context, s join.ServerAddr) (time.Duration, error)
+	ask  chan struct{} // is signalled (capacity 1) when they are to be asked now
 	// changed is called when the clock was set, or the machine woke, and the others were asked;
 	// and with each other verdict.
 	changed func()
@@ -76,6 +76,14 @@ type clockWatch struct {
 	differed bool       // that the clock differs from another was logged
 }
 
+// readClock asks servers for their time as the node with that id.
+func readClock(tid func() transport.Identity, id string) func(context.Context, join.ServerAddr) (time.Duration, error) {
+	return func(ctx context.Context, s join.ServerAddr) (time.Duration, error) {
+		tid := tid()
+		return join.AskClock(ctx, func(ctx context.Context) (net.Conn, error) { return tid.DialForTime(ctx, s.Addr, s.ID) }, id, time.Now)
+	}
+}
+
 // look asks the others and judges.
 func (w *clockWatch) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
@@ -83,10 +91,9 @@ func (w *clockWatch) look(ctx context.Context) {
 	var mu sync.Mutex
 	var readings []clock.Reading
 	var asking sync.WaitGroup
-	tid := w.tid()
 	for _, s := range w.others() {
 		asking.Go(func() {
-			ahead, err := join.AskClock(ctx, func(ctx context.Context) (net.Conn, error) { return tid.DialForTime(ctx, s.Addr, s.ID) }, w.id, time.Now)
+			ahead, err := w.read(ctx, s)
 			if err != nil {
 				w.log.Debug("ask a server for its time", "node", s.Name, "peer", s.Addr, "err", err)
 				return
@@ -102,7 +109,7 @@ func (w *clockWatch) look(ctx context.Context) {
 	}
 	asking.Wait()
 	floor, what := clockFloor(w.trust())
-	v := clock.Judge(time.Now(), floor, what, readings, w.all(), w.self)
+	v := w.clock.Keep(clock.Judge(time.Now(), floor, what, readings, w.all(), w.self))
 	if last := w.last(); v.Wrong() && v.Ahead == 0 && last.After(floor) {
 		v.Ahead = time.Until(last) // to judge certificates by: all were signed before
 	}
@@ -178,7 +185,7 @@ func (w *clockWatch) want() {
 // newClockWatch is a server's.
 func (m *Main) newClockWatch() *clockWatch {
 	return &clockWatch{
-		clock: &m.clock, log: room(m.log, "clock"), tid: func() transport.Identity { return m.tid }, id: m.id.nodeID(), trust: m.trust.Load,
+		clock: &m.clock, log: room(m.log, "clock"), read: readClock(func() transport.Identity { return m.tid }, m.id.nodeID()), trust: m.trust.Load,
 		others: m.otherServers, all: func() int { return len(m.otherServers()) + 1 }, self: true, period: clockPeriod,
 		last: func() time.Time {
 			if m.store == nil {

@@ -24,6 +24,8 @@ const (
 	set = 5 * time.Second
 )
 
+const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd; nothing is lost until then, and clusterd goes on by itself when it is right"
+
 // Reading is what a server's clock showed.
 type Reading struct {
 	Name string
@@ -37,6 +39,8 @@ type Verdict struct {
 	Ahead time.Duration
 	// Agreed: most of the cluster's servers say so.
 	Agreed bool
+	// Undecided: too few servers answered, or too few agree, to tell more than was known before.
+	Undecided bool
 	// Why says what is wrong, and how it is put right; empty: nothing.
 	Why string
 	// Differs says that this clock and another one are not the same, where it is not known which is
@@ -69,7 +73,6 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 		}
 	}
 	stamp := now.UTC().Format(time.RFC3339)
-	const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd; nothing is lost until then, and clusterd goes on by itself when it is right"
 	if 2*len(names) > servers && ahead.Abs() > Tolerance {
 		return Verdict{Ahead: ahead, Agreed: true, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
 			stamp, strings.Join(names, ", "), now.Add(ahead).UTC().Format(time.RFC3339), cure)}
@@ -79,6 +82,7 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 		if len(names) > 0 && !now.Add(ahead).Before(floor) {
 			v.Ahead = ahead
 		}
+		v.Undecided = v.Ahead == 0
 		return v
 	}
 	same := 0 // that this machine's agrees with, it included
@@ -90,16 +94,17 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 			same++
 		}
 	}
+	undecided := 2*max(same, len(names)) <= servers
 	for _, r := range readings {
 		switch {
 		case r.Ahead.Abs() <= Tolerance:
 		case 2*same > servers:
 			return Verdict{Differs: fmt.Sprintf("the clock of %s is wrong: it says %s, and most servers agree with this machine's, %s: set it there", r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339), stamp)}
 		default:
-			return Verdict{Differs: fmt.Sprintf("this machine's clock, %s, and that of %s, %s, differ, and there is no majority of the servers that tells which is right: set both", stamp, r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339))}
+			return Verdict{Undecided: undecided, Differs: fmt.Sprintf("this machine's clock, %s, and that of %s, %s, differ, and there is no majority of the servers that tells which is right: set both", stamp, r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339))}
 		}
 	}
-	return Verdict{}
+	return Verdict{Undecided: undecided}
 }
 
 // Clock is this machine's clock with what is known of it. The zero value is ready, and
@@ -147,6 +152,24 @@ func (c *Clock) Doubtful() bool {
 
 // Note takes note of a verdict of now.
 func (c *Clock) Note(v Verdict) { c.judged.Store(&judged{v, c.wall()}) }
+
+// Keep is a new verdict, or the last one where the new one is undecided: a clock that most servers
+// said is wrong stays so until most say that it is right, or it was set to the time that goes on here.
+func (c *Clock) Keep(v Verdict) Verdict {
+	last := c.Verdict()
+	if !v.Undecided || !last.Agreed {
+		return v
+	}
+	right, now := c.Now(), c.wall().Round(0)
+	ahead := right.Sub(now)
+	if ahead.Abs() <= Tolerance {
+		return v
+	}
+	last.Ahead, last.Undecided = ahead, true
+	last.Why = fmt.Sprintf("this machine's clock is wrong: it says %s, and by what most servers last agreed on it is %s: %s",
+		now.UTC().Format(time.RFC3339), right.UTC().Format(time.RFC3339), cure)
+	return last
+}
 
 // Verdict is the last one.
 func (c *Clock) Verdict() Verdict {

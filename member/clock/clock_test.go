@@ -65,3 +65,35 @@ func TestClock(t *testing.T) {
 		t.Errorf("right again: %+v, %s", c.Verdict(), c.Now())
 	}
 }
+
+// TestClockKeeps: a clock that most servers said is wrong is not right because fewer answer now.
+func TestClockKeeps(t *testing.T) {
+	at := time.Now()
+	c := Clock{now: func() time.Time { return at }}
+	judge := func(readings ...Reading) Verdict {
+		v := c.Keep(Judge(at, at.Add(-24*time.Hour), "the cluster began", readings, 3, true))
+		c.Note(v)
+		return v
+	}
+	n2, n3 := Reading{Name: "n2", Ahead: time.Hour}, Reading{Name: "n3", Ahead: time.Hour}
+	if v := judge(n2); v.Wrong() {
+		t.Fatalf("one that differs: %+v", v)
+	}
+	for _, step := range []struct {
+		what     string
+		readings []Reading
+		wrong    bool
+	}{
+		{"two agree", []Reading{n2, n3}, true},
+		{"one stopped", []Reading{n2}, true},
+		{"no other answers", nil, true},
+		{"they are back", []Reading{n2, n3}, true},
+		{"one is away, and the other agrees", []Reading{{Name: "n2", Ahead: time.Second}}, false},
+		{"no other answers, after that", nil, false},
+	} {
+		at = at.Add(30 * time.Second)
+		if v := judge(step.readings...); v.Wrong() != step.wrong || v.Agreed != step.wrong || (v.Ahead == time.Hour) != step.wrong {
+			t.Errorf("%s: %+v", step.what, v)
+		}
+	}
+}

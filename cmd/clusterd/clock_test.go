@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/clusterd/clusterd/member/clock"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+)
+
+// clockWatchOf is that of n1 among servers, whose clocks are ahead by what is in ahead; those that
+// are not in it do not answer.
+func clockWatchOf(ahead map[string]time.Duration, servers ...string) *clockWatch {
+	var others []join.ServerAddr
+	for _, name := range servers {
+		others = append(others, join.ServerAddr{ID: "id-" + name, Name: name})
+	}
+	return &clockWatch{
+		clock: &clock.Clock{}, log: slog.New(slog.DiscardHandler), trust: func() *pki.Trust { return nil },
+		others: func() []join.ServerAddr { return others }, all: func() int { return len(others) + 1 }, self: true,
+		last: func() time.Time { return time.Time{} }, period: clockPeriod, ask: make(chan struct{}, 1), changed: func() {},
+		read: func(_ context.Context, s join.ServerAddr) (time.Duration, error) {
+			if d, ok := ahead[s.Name]; ok {
+				return d, nil
+			}
+			return 0, errors.New("away")
+		},
+	}
+}
+
+// TestClockStaysWrong: the clock of one of three servers is wrong, and then a right one stops.
+func TestClockStaysWrong(t *testing.T) {
+	ahead := map[string]time.Duration{"n2": time.Hour, "n3": time.Hour}
+	w := clockWatchOf(ahead, "n2", "n3")
+	w.look(t.Context())
+	if v := w.clock.Verdict(); !v.Agreed || v.Ahead != time.Hour {
+		t.Fatalf("two agree: %+v", v)
+	}
+	delete(ahead, "n3")
+	w.look(t.Context())
+	if v := w.clock.Verdict(); !v.Wrong() || !v.Agreed || (v.Ahead-time.Hour).Abs() > time.Second {
+		t.Errorf("one stopped: %+v", v)
+	}
+	ahead["n2"] = 0 // this machine's clock was set
+	w.look(t.Context())
+	if v := w.clock.Verdict(); v.Wrong() {
+		t.Errorf("it agrees with n2: %+v", v)
+	}
+}
