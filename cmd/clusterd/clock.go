@@ -33,23 +33,34 @@ const (
 	clockTimeout     = 3 * time.Second
 )
 
+// builtSlack is how far the clock of the machine that built this program may have been ahead.
+const builtSlack = 48 * time.Hour
+
 // clockFloor is a moment that has passed for certain, and what was then.
 func clockFloor(trust *pki.Trust) (time.Time, string) {
-	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
+	return clockFloorOf(kubeversion.Get().BuildDate, trust)
+}
+
+func clockFloorOf(buildDate string, trust *pki.Trust) (time.Time, string) {
+	built, err := time.Parse(time.RFC3339, buildDate) // zero where it was built without
+	if err == nil {
+		built = built.Add(-builtSlack)
+	}
 	if trust != nil {
 		if began := trust.Elder().Cert.NotBefore; began.After(built) {
 			return began, "the cluster began"
 		}
 	}
-	return built, "this clusterd was built"
+	return built, "two days before this clusterd was built"
 }
 
 // checkClockBefore refuses what a clock of the past would spoil: a cluster of 1970 has an
 // authority that has ended when the clock is set.
 func checkClockBefore(doing string) error {
 	floor, what := clockFloor(nil)
-	if v := clock.Judge(time.Now(), floor, what, nil, 1, true); v.Wrong() {
-		return fmt.Errorf("%s: %s", doing, v.Why)
+	if now := time.Now(); now.Before(floor) {
+		return fmt.Errorf("%s: this machine's clock is wrong: it says %s, which is before %s (%s): set it (timedatectl set-time), and repeat the command",
+			doing, now.UTC().Format(time.RFC3339), what, floor.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

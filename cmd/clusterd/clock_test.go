@@ -51,3 +51,18 @@ func TestClockStaysWrong(t *testing.T) {
 		t.Errorf("it agrees with n2: %+v", v)
 	}
 }
+
+// TestClockFloor: a program that was built by a machine whose clock was ahead runs all the same.
+func TestClockFloor(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	floor, what := clockFloorOf(now.Add(time.Hour).Format(time.RFC3339), nil)
+	if v := clock.Judge(now, floor, what, nil, 1, true); v.Wrong() {
+		t.Errorf("built by a clock an hour ahead: %s", v.Why)
+	}
+	if v := clock.Judge(time.Unix(100, 0), floor, what, nil, 1, true); !v.Wrong() {
+		t.Error("1970 is not wrong")
+	}
+	if floor, _ := clockFloorOf("", nil); !floor.IsZero() {
+		t.Errorf("built without a date: %s", floor)
+	}
+}
