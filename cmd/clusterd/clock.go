@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/slack"
 )
 
@@ -79,9 +81,10 @@ type clockWatch struct {
 	read func(ctx context.Context, s join.ServerAddr) (time.Duration, error)
 	ask  chan struct{} // is signalled (capacity 1) when they are to be asked now
 	// changed is called when the clock was set, or the machine woke, and the others were asked;
-	// and with each other verdict.
+	// and with each other verdict, also of how wrong it is.
 	changed func()
 
+	heard    bool       // another server has answered
 	mu       sync.Mutex // guards said, differed
 	said     string     // the last verdict's Why
 	differed bool       // that the clock differs from another was logged
@@ -97,6 +100,7 @@ func readClock(tid func() transport.Identity, id string) func(context.Context, j
 
 // look asks the others and judges.
 func (w *clockWatch) look(ctx context.Context) {
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -115,10 +119,14 @@ func (w *clockWatch) look(ctx context.Context) {
 			if name == "" {
 				name = s.Addr.String()
 			}
-			readings = append(readings, clock.Reading{Name: name, Ahead: ahead})
+			readings = append(readings, clock.Reading{ID: s.ID, Name: name, Ahead: ahead})
 		})
 	}
 	asking.Wait()
+	if clock.WasSet(began, time.Now()) {
+		return // the answers are of another clock; run sees it, too, and looks again
+	}
+	w.heard = w.heard || len(readings) > 0
 	floor, what := clockFloor(w.trust())
 	v := w.clock.Keep(clock.Judge(time.Now(), floor, what, readings, w.all(), w.self))
 	if last := w.last(); v.Wrong() && v.Ahead == 0 && last.After(floor) {
@@ -150,7 +158,7 @@ func (w *clockWatch) note(v clock.Verdict) {
 func (w *clockWatch) run(ctx context.Context) error {
 	last := time.Now()
 	var asked time.Time
-	if w.self { // a server looks before it begins
+	if w.heard { // a server looks before it begins
 		asked = last
 	}
 	period := w.period
@@ -173,7 +181,7 @@ func (w *clockWatch) run(ctx context.Context) error {
 			w.look(ctx)
 			asked = time.Now()
 			period = w.period + rand.N(w.period/10) // nodes that began together spread
-			if set || w.clock.Verdict().Wrong() != before.Wrong() {
+			if v := w.clock.Verdict(); set || v.Wrong() != before.Wrong() || (v.Ahead-before.Ahead).Abs() > clock.Tolerance {
 				w.changed()
 			}
 		}
@@ -223,23 +231,76 @@ func (m *Main) otherServers() []join.ServerAddr {
 // keepClock keeps the verdict on this server's clock, and leadership away from it while others agree
 // that it is wrong: what the leader does goes by its clock.
 func (m *Main) keepClock(ctx context.Context) error {
+	yield := leaderYield{verdict: m.clock.Verdict, leads: m.store.IsLeader, members: m.store.Members, transfer: m.store.TransferLeadershipTo, log: m.log}
 	var yielding sync.WaitGroup
 	defer yielding.Wait()
 	yielding.Go(func() {
 		for ctx.Err() == nil {
-			if v := m.clock.Verdict(); v.Wrong() && v.Agreed && m.store.IsLeader() {
-				attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-				err := m.store.TransferLeadership(attempt)
-				cancel()
-				m.log.Warn("this server hands leadership over, as its clock is wrong", "err", err)
-			}
+			wait := yield.look(ctx)
 			select {
 			case <-ctx.Done():
-			case <-slack.After(clockWrongPeriod):
+			case <-slack.After(wait):
 			}
 		}
 	})
 	return m.clockWatch.run(ctx)
+}
+
+// leaderYield hands leadership over while this server's clock is wrong: to a voter whose clock is
+// right, as far as that is known, since another one would hand it back.
+type leaderYield struct {
+	verdict  func() clock.Verdict
+	leads    func() bool
+	members  func() ([]raftstore.Member, error)
+	transfer func(ctx context.Context, id string) error
+	log      *slog.Logger
+
+	tries int // since the clock was right
+}
+
+const (
+	yieldTimeout = 10 * time.Second
+	yieldMost    = 30 * time.Second
+)
+
+// look hands over if that is needed, and returns after how long it is to be called again.
+func (y *leaderYield) look(ctx context.Context) time.Duration {
+	v := y.verdict()
+	if !v.Wrong() || !v.Agreed {
+		y.tries = 0
+		return clockWrongPeriod
+	}
+	if !y.leads() {
+		return clockWrongPeriod
+	}
+	err := y.handOver(ctx, v.By)
+	y.tries++
+	y.log.Warn("this server hands leadership over, as its clock is wrong", "tries", y.tries, "err", err)
+	if err == nil && y.tries == 1 {
+		return clockWrongPeriod
+	}
+	// It failed, or leadership came back: others are given the time to work meanwhile.
+	return yieldMost + rand.N(yieldMost)
+}
+
+// handOver tries those whose clocks are right in turn.
+func (y *leaderYield) handOver(ctx context.Context, right []string) error {
+	ctx, cancel := context.WithTimeout(ctx, yieldTimeout)
+	defer cancel()
+	members, err := y.members()
+	if err != nil {
+		return err
+	}
+	var to []string
+	for _, m := range members {
+		if m.Voter && slices.Contains(right, m.ID) {
+			to = append(to, m.ID)
+		}
+	}
+	if len(to) == 0 {
+		return errors.New("no other voter is known to have a right clock")
+	}
+	return y.transfer(ctx, to[y.tries%len(to)])
 }
 
 // clockCheck is the readiness of this server as its clock makes it.

@@ -28,7 +28,7 @@ const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd;
 
 // Reading is what a server's clock showed.
 type Reading struct {
-	Name string
+	ID, Name string
 	// Ahead is how far its clock is ahead of this machine's, as that is.
 	Ahead time.Duration
 }
@@ -37,8 +37,10 @@ type Reading struct {
 type Verdict struct {
 	// Ahead is how far the cluster's clocks are ahead of this machine's; 0: not known, or right.
 	Ahead time.Duration
-	// Agreed: most of the cluster's servers say so.
+	// Agreed: most of the cluster's servers say so; or those that answer, of a clock that is before the floor.
 	Agreed bool
+	// By are the ids of the servers whose clocks say so.
+	By []string
 	// Undecided: too few servers answered, or too few agree, to tell more than was known before.
 	Undecided bool
 	// Why says what is wrong, and how it is put right; empty: nothing.
@@ -62,25 +64,26 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 	servers = max(servers, len(readings))
 	readings = slices.Clone(readings)
 	slices.SortFunc(readings, func(a, b Reading) int { return cmp.Compare(a.Ahead, b.Ahead) })
-	var names []string
+	var names, ids []string
 	var ahead time.Duration
 	if len(readings) > 0 {
 		ahead = readings[len(readings)/2].Ahead
 	}
 	for _, r := range readings {
 		if (r.Ahead - ahead).Abs() <= agree {
-			names = append(names, r.Name)
+			names, ids = append(names, r.Name), append(ids, r.ID)
 		}
 	}
 	stamp := now.UTC().Format(time.RFC3339)
 	if 2*len(names) > servers && ahead.Abs() > Tolerance {
-		return Verdict{Ahead: ahead, Agreed: true, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
+		return Verdict{Ahead: ahead, Agreed: true, By: ids, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
 			stamp, strings.Join(names, ", "), now.Add(ahead).UTC().Format(time.RFC3339), cure)}
 	}
 	if now.Before(floor) {
 		v := Verdict{Why: fmt.Sprintf("this machine's clock is wrong: it says %s, which is before %s (%s): %s", stamp, what, floor.UTC().Format(time.RFC3339), cure)}
 		if len(names) > 0 && !now.Add(ahead).Before(floor) {
-			v.Ahead = ahead
+			// This machine's own clock has no say: those that answered are the ones that can be right.
+			v.Ahead, v.Agreed, v.By = ahead, true, ids
 		}
 		v.Undecided = v.Ahead == 0
 		return v
