@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/clusterd/clusterd/member/servers"
+	"github.com/clusterd/clusterd/member/transport"
 )
 
 // removedPath is where a server tells an agent which servers were removed (PUT, a list of
@@ -114,7 +117,15 @@ func (n *agentNode) putRemoved(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, maxRemovedServers, &ids) {
 		return
 	}
-	n.servers.Remove(ids)
+	caller, _ := transport.PeerFrom(r.Context())
+	switch err := n.servers.Remove(caller, ids); {
+	case errors.Is(err, servers.ErrOnlyCaller):
+		refuse(w, http.StatusConflict, err.Error())
+		return
+	case err != nil:
+		refuse(w, http.StatusInternalServerError, err.Error())
+		return
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
