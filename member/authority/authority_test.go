@@ -571,7 +571,12 @@ func TestGraceByTheClustersTime(t *testing.T) {
 			}
 			return now
 		}}
-		if err := leader.Run(ctx); err != nil {
+		if i == 0 { // before the clock was set
+			err = leader.look(ctx, now)
+		} else {
+			err = leader.Run(ctx)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		stop()
