@@ -167,7 +167,9 @@ func (w *clockWatch) run(ctx context.Context) error {
 		set := clock.WasSet(last, now)
 		due := period
 		if w.clock.Verdict().Wrong() {
-			due = clockWrongPeriod
+			if due = clockWrongPeriod; !w.self {
+				due = clockPeriod // that it was set is seen at once
+			}
 		}
 		last = now
 		wanted := false

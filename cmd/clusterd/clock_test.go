@@ -117,3 +117,41 @@ func TestLeaderYield(t *testing.T) {
 		t.Errorf("handed over to %v", got)
 	}
 }
+
+// TestClockFirstLook: a server that got no answer before it began looks at once.
+func TestClockFirstLook(t *testing.T) {
+	w := clockWatchOf(nil, "n2", "n3")
+	w.look(t.Context())
+	if w.heard {
+		t.Fatal("heard, without an answer")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), clockPeriod/3)
+	defer stop()
+	asked := false
+	w.others = func() []join.ServerAddr {
+		asked = true
+		stop()
+		return nil
+	}
+	if err := w.run(ctx); err != nil || !asked {
+		t.Errorf("asked: %v, %v", asked, err)
+	}
+}
+
+// TestClockChanged: what goes by how wrong the clock is learns when that changes.
+func TestClockChanged(t *testing.T) {
+	ahead := map[string]time.Duration{"n2": time.Hour, "n3": time.Hour}
+	w := clockWatchOf(ahead, "n2", "n3")
+	w.look(t.Context())
+	ahead["n2"], ahead["n3"] = 50*time.Hour, 50*time.Hour
+	ctx, stop := context.WithTimeout(t.Context(), clockPeriod/2)
+	defer stop()
+	changed := 0
+	w.changed = func() {
+		changed++
+		stop()
+	}
+	if err := w.run(ctx); err != nil || changed != 1 || w.clock.Verdict().Ahead != 50*time.Hour {
+		t.Errorf("changed %d times, %+v, %v", changed, w.clock.Verdict(), err)
+	}
+}
