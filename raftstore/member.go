@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -62,6 +63,22 @@ func (s *Store) RemoveMember(ctx context.Context, id string) error {
 
 // TransferLeadership makes the leader hand over to another voter.
 func (s *Store) TransferLeadership(ctx context.Context) error { return s.change(ctx, transfer, "") }
+
+// TransferLeadershipTo makes this member hand over to the voter id. It asks no other member: if this
+// one does not lead, nothing happens, and it returns ErrNoLeader.
+func (s *Store) TransferLeadershipTo(ctx context.Context, id string) error {
+	ms, err := s.Members()
+	if err != nil {
+		return err
+	}
+	if id == s.cfg.ID || !slices.Contains(ms, Member{ID: id, Voter: true}) {
+		return fmt.Errorf("%w: leadership cannot go to %q, which is no other voter", ErrInvalid, id)
+	}
+	if err := s.changeHere(ctx, transfer, id); !elsewhere(err) {
+		return err
+	}
+	return ErrNoLeader
+}
 
 func (s *Store) change(ctx context.Context, op memberOp, id string) error {
 	if id == "" && op != transfer {
@@ -130,7 +147,7 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 	r := s.raft()
 	if (op == remove || op == demote) && id == s.cfg.ID {
 		// It could not see its own change committed.
-		op = transfer
+		op, id = transfer, ""
 		defer func() {
 			if err == nil {
 				err = raft.ErrNotLeader // the next leader is asked
@@ -153,7 +170,11 @@ func (s *Store) changeHere(ctx context.Context, op memberOp, id string) (err err
 		case demote:
 			f = r.DemoteVoter(raft.ServerID(id), 0, timeout)
 		case transfer:
-			f = r.LeadershipTransfer()
+			if id == "" {
+				f = r.LeadershipTransfer()
+			} else {
+				f = r.LeadershipTransferToServer(raft.ServerID(id), raft.ServerAddress(id))
+			}
 		default:
 			done <- fmt.Errorf("%w: membership change %d", ErrInvalid, op)
 			return

@@ -180,6 +180,22 @@ func TestMultiMembers(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := c.LeaderID()
+	if err := n2.TransferLeadershipTo(ctx, old); !errors.Is(err, raftstore.ErrNoLeader) {
+		t.Errorf("a follower hands over: %v", err)
+	}
+	for _, to := range []string{old, "n9"} {
+		if err := c.Leader().TransferLeadershipTo(ctx, to); !errors.Is(err, raftstore.ErrInvalid) {
+			t.Errorf("to %s: %v", to, err)
+		}
+	}
+	if err := c.Leader().TransferLeadershipTo(ctx, "n2"); err != nil {
+		t.Fatal(err)
+	}
+	c.Wait("n2 to lead", func() bool { return c.LeaderID() == "n2" })
+	if err := n2.TransferLeadershipTo(ctx, old); err != nil {
+		t.Fatal(err)
+	}
+	c.Wait("the first to lead again", func() bool { return c.LeaderID() == old })
 	if err := n2.TransferLeadership(ctx); err != nil {
 		t.Fatal(err)
 	}

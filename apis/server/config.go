@@ -30,6 +30,9 @@ type Config struct {
 	// auth.ClientCert. Nil: no client outside is recognised.
 	Authenticator authenticator.Request
 
+	// Now is the time by which service account tokens are signed and judged; nil: this machine's.
+	Now func() time.Time
+
 	// Access configures further authenticators, authorizers and auditing.
 	Access Access
 

@@ -51,9 +51,15 @@ func newServiceAccounts(config Config, stores *stores) (*serviceAccounts, error)
 		return nil, err
 	}
 	keys := tokens.NewKeys(store)
+	issuer := tokens.NewIssuer(config.Issuer, keys)
+	judge := tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores)
+	if config.Now != nil {
+		judge.By(config.Now)
+		issuer.By(config.Now)
+	}
 	return &serviceAccounts{
-		issuer:        tokens.NewIssuer(config.Issuer, keys),
-		authenticator: tokens.NewAuthenticator(config.Issuer, keys, config.Audiences, stores),
+		issuer:        issuer,
+		authenticator: judge,
 		bootstrap:     authenticator.WrapAudienceAgnosticToken(config.Audiences, tokens.NewBootstrap(stores)),
 		audiences:     config.Audiences,
 		destroy:       destroy,

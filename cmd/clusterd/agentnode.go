@@ -234,7 +234,7 @@ func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 // newClockWatch is an agent's.
 func (n *agentNode) newClockWatch() *clockWatch {
 	return &clockWatch{
-		clock: &n.clock, log: room(n.log, "clock"), tid: func() transport.Identity { return n.tid }, id: n.id.nodeID(), trust: n.trust.Load,
+		clock: &n.clock, log: room(n.log, "clock"), read: readClock(func() transport.Identity { return n.tid }, n.id.nodeID()), trust: n.trust.Load,
 		others: n.servers.All, all: func() int { return len(n.servers.All()) }, period: clockAgentPeriod,
 		last: func() time.Time { return time.Time{} },
 		ask:  make(chan struct{}, 1), changed: func() {

@@ -9,14 +9,15 @@ import (
 
 // keepCert renews the node's certificate in time, and when the machine has slept or its clock was set.
 func (m *Main) keepCert(ctx context.Context) error {
+	now := m.renewNow.next()
 	for {
-		now := m.renewNow.next()
 		select {
 		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
 		case <-now:
 		case <-ctx.Done():
 			return nil
 		}
+		now = m.renewNow.next() // before renew: what is told meanwhile counts
 		m.renew(m.clock.Now())
 	}
 }

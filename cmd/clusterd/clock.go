@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
+	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/slack"
 )
 
@@ -33,24 +35,34 @@ const (
 	clockTimeout     = 3 * time.Second
 )
 
+// builtSlack is how far the clock of the machine that built this program may have been ahead.
+const builtSlack = 48 * time.Hour
+
 // clockFloor is a moment that has passed for certain, and what was then.
 func clockFloor(trust *pki.Trust) (time.Time, string) {
-	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
-	built = built.Add(-24 * time.Hour)                                // by another machine's clock
+	return clockFloorOf(kubeversion.Get().BuildDate, trust)
+}
+
+func clockFloorOf(buildDate string, trust *pki.Trust) (time.Time, string) {
+	built, err := time.Parse(time.RFC3339, buildDate) // zero where it was built without
+	if err == nil {
+		built = built.Add(-builtSlack)
+	}
 	if trust != nil {
 		if began := trust.Elder().Cert.NotBefore; began.After(built) {
 			return began, "the cluster began"
 		}
 	}
-	return built, "this clusterd was built, less a day"
+	return built, "two days before this clusterd was built"
 }
 
 // checkClockBefore refuses what a clock of the past would spoil: a cluster of 1970 has an
 // authority that has ended when the clock is set.
 func checkClockBefore(doing string) error {
 	floor, what := clockFloor(nil)
-	if v := clock.Judge(time.Now(), floor, what, nil, 1, true); v.Wrong() {
-		return fmt.Errorf("%s: %s", doing, v.Why)
+	if now := time.Now(); now.Before(floor) {
+		return fmt.Errorf("%s: this machine's clock is wrong: it says %s, which is before %s (%s): set it (timedatectl set-time), and repeat the command",
+			doing, now.UTC().Format(time.RFC3339), what, floor.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
@@ -59,35 +71,44 @@ func checkClockBefore(doing string) error {
 type clockWatch struct {
 	clock  *clock.Clock
 	log    *slog.Logger
-	tid    func() transport.Identity
-	id     string
 	trust  func() *pki.Trust
 	others func() []join.ServerAddr // the servers to ask
 	all    func() int               // how many there are
 	last   func() time.Time         // until when this node has seen the cluster's time; zero: not known
 	self   bool                     // this node is one of them
 	period time.Duration
-	ask    chan struct{} // is signalled (capacity 1) when they are to be asked now
+	// read is how far a server's clock is ahead.
+	read func(ctx context.Context, s join.ServerAddr) (time.Duration, error)
+	ask  chan struct{} // is signalled (capacity 1) when they are to be asked now
 	// changed is called when the clock was set, or the machine woke, and the others were asked;
-	// and with each other verdict.
+	// and with each other verdict, also of how wrong it is.
 	changed func()
 
+	heard    bool       // another server has answered
 	mu       sync.Mutex // guards said, differed
 	said     string     // the last verdict's Why
 	differed bool       // that the clock differs from another was logged
 }
 
+// readClock asks servers for their time as the node with that id.
+func readClock(tid func() transport.Identity, id string) func(context.Context, join.ServerAddr) (time.Duration, error) {
+	return func(ctx context.Context, s join.ServerAddr) (time.Duration, error) {
+		tid := tid()
+		return join.AskClock(ctx, func(ctx context.Context) (net.Conn, error) { return tid.DialForTime(ctx, s.Addr, s.ID) }, id, time.Now)
+	}
+}
+
 // look asks the others and judges.
 func (w *clockWatch) look(ctx context.Context) {
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var readings []clock.Reading
 	var asking sync.WaitGroup
-	tid := w.tid()
 	for _, s := range w.others() {
 		asking.Go(func() {
-			ahead, err := join.AskClock(ctx, func(ctx context.Context) (net.Conn, error) { return tid.DialForTime(ctx, s.Addr, s.ID) }, w.id, time.Now)
+			ahead, err := w.read(ctx, s)
 			if err != nil {
 				w.log.Debug("ask a server for its time", "node", s.Name, "peer", s.Addr, "err", err)
 				return
@@ -98,12 +119,16 @@ func (w *clockWatch) look(ctx context.Context) {
 			if name == "" {
 				name = s.Addr.String()
 			}
-			readings = append(readings, clock.Reading{Name: name, Ahead: ahead})
+			readings = append(readings, clock.Reading{ID: s.ID, Name: name, Ahead: ahead})
 		})
 	}
 	asking.Wait()
+	if clock.WasSet(began, time.Now()) {
+		return // the answers are of another clock; run sees it, too, and looks again
+	}
+	w.heard = w.heard || len(readings) > 0
 	floor, what := clockFloor(w.trust())
-	v := clock.Judge(time.Now(), floor, what, readings, w.all(), w.self)
+	v := w.clock.Keep(clock.Judge(time.Now(), floor, what, readings, w.all(), w.self))
 	if last := w.last(); v.Wrong() && v.Ahead == 0 && last.After(floor) {
 		v.Ahead = time.Until(last) // to judge certificates by: all were signed before
 	}
@@ -133,7 +158,7 @@ func (w *clockWatch) note(v clock.Verdict) {
 func (w *clockWatch) run(ctx context.Context) error {
 	last := time.Now()
 	var asked time.Time
-	if w.self { // a server looks before it begins
+	if w.heard { // a server looks before it begins
 		asked = last
 	}
 	period := w.period
@@ -142,7 +167,9 @@ func (w *clockWatch) run(ctx context.Context) error {
 		set := clock.WasSet(last, now)
 		due := period
 		if w.clock.Verdict().Wrong() {
-			due = clockWrongPeriod
+			if due = clockWrongPeriod; !w.self {
+				due = clockPeriod // that it was set is seen at once
+			}
 		}
 		last = now
 		wanted := false
@@ -156,7 +183,7 @@ func (w *clockWatch) run(ctx context.Context) error {
 			w.look(ctx)
 			asked = time.Now()
 			period = w.period + rand.N(w.period/10) // nodes that began together spread
-			if set || w.clock.Verdict().Wrong() != before.Wrong() {
+			if v := w.clock.Verdict(); set || v.Wrong() != before.Wrong() || (v.Ahead-before.Ahead).Abs() > clock.Tolerance {
 				w.changed()
 			}
 		}
@@ -179,7 +206,7 @@ func (w *clockWatch) want() {
 // newClockWatch is a server's.
 func (m *Main) newClockWatch() *clockWatch {
 	return &clockWatch{
-		clock: &m.clock, log: room(m.log, "clock"), tid: func() transport.Identity { return m.tid }, id: m.id.nodeID(), trust: m.trust.Load,
+		clock: &m.clock, log: room(m.log, "clock"), read: readClock(func() transport.Identity { return m.tid }, m.id.nodeID()), trust: m.trust.Load,
 		others: m.otherServers, all: func() int { return len(m.otherServers()) + 1 }, self: true, period: clockPeriod,
 		last: func() time.Time {
 			if m.store == nil {
@@ -206,23 +233,76 @@ func (m *Main) otherServers() []join.ServerAddr {
 // keepClock keeps the verdict on this server's clock, and leadership away from it while others agree
 // that it is wrong: what the leader does goes by its clock.
 func (m *Main) keepClock(ctx context.Context) error {
+	yield := leaderYield{verdict: m.clock.Verdict, leads: m.store.IsLeader, members: m.store.Members, transfer: m.store.TransferLeadershipTo, log: m.log}
 	var yielding sync.WaitGroup
 	defer yielding.Wait()
 	yielding.Go(func() {
 		for ctx.Err() == nil {
-			if v := m.clock.Verdict(); v.Wrong() && v.Agreed && m.store.IsLeader() {
-				attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-				err := m.store.TransferLeadership(attempt)
-				cancel()
-				m.log.Warn("this server hands leadership over, as its clock is wrong", "err", err)
-			}
+			wait := yield.look(ctx)
 			select {
 			case <-ctx.Done():
-			case <-slack.After(clockWrongPeriod):
+			case <-slack.After(wait):
 			}
 		}
 	})
 	return m.clockWatch.run(ctx)
+}
+
+// leaderYield hands leadership over while this server's clock is wrong: to a voter whose clock is
+// right, as far as that is known, since another one would hand it back.
+type leaderYield struct {
+	verdict  func() clock.Verdict
+	leads    func() bool
+	members  func() ([]raftstore.Member, error)
+	transfer func(ctx context.Context, id string) error
+	log      *slog.Logger
+
+	tries int // since the clock was right
+}
+
+const (
+	yieldTimeout = 10 * time.Second
+	yieldMost    = 30 * time.Second
+)
+
+// look hands over if that is needed, and returns after how long it is to be called again.
+func (y *leaderYield) look(ctx context.Context) time.Duration {
+	v := y.verdict()
+	if !v.Wrong() || !v.Agreed {
+		y.tries = 0
+		return clockWrongPeriod
+	}
+	if !y.leads() {
+		return clockWrongPeriod
+	}
+	err := y.handOver(ctx, v.By)
+	y.tries++
+	y.log.Warn("this server hands leadership over, as its clock is wrong", "tries", y.tries, "err", err)
+	if err == nil && y.tries == 1 {
+		return clockWrongPeriod
+	}
+	// It failed, or leadership came back: others are given the time to work meanwhile.
+	return yieldMost + rand.N(yieldMost)
+}
+
+// handOver tries those whose clocks are right in turn.
+func (y *leaderYield) handOver(ctx context.Context, right []string) error {
+	ctx, cancel := context.WithTimeout(ctx, yieldTimeout)
+	defer cancel()
+	members, err := y.members()
+	if err != nil {
+		return err
+	}
+	var to []string
+	for _, m := range members {
+		if m.Voter && slices.Contains(right, m.ID) {
+			to = append(to, m.ID)
+		}
+	}
+	if len(to) == 0 {
+		return errors.New("no other voter is known to have a right clock")
+	}
+	return y.transfer(ctx, to[y.tries%len(to)])
 }
 
 // clockCheck is the readiness of this server as its clock makes it.

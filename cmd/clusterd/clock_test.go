@@ -1,16 +1,163 @@
 package main
 
 import (
-	"strings"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/clusterd/clusterd/member/clock"
+	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/raftstore"
 )
 
-// TestClockFloor: a cluster that begins now is not before its own beginning, and 1970 is.
+// clockWatchOf is that of n1 among servers, whose clocks are ahead by what is in ahead; those that
+// are not in it do not answer.
+func clockWatchOf(ahead map[string]time.Duration, servers ...string) *clockWatch {
+	var others []join.ServerAddr
+	for _, name := range servers {
+		others = append(others, join.ServerAddr{ID: "id-" + name, Name: name})
+	}
+	return &clockWatch{
+		clock: &clock.Clock{}, log: slog.New(slog.DiscardHandler), trust: func() *pki.Trust { return nil },
+		others: func() []join.ServerAddr { return others }, all: func() int { return len(others) + 1 }, self: true,
+		last: func() time.Time { return time.Time{} }, period: clockPeriod, ask: make(chan struct{}, 1), changed: func() {},
+		read: func(_ context.Context, s join.ServerAddr) (time.Duration, error) {
+			if d, ok := ahead[s.Name]; ok {
+				return d, nil
+			}
+			return 0, errors.New("away")
+		},
+	}
+}
+
+// TestClockStaysWrong: the clock of one of three servers is wrong, and then a right one stops.
+func TestClockStaysWrong(t *testing.T) {
+	ahead := map[string]time.Duration{"n2": time.Hour, "n3": time.Hour}
+	w := clockWatchOf(ahead, "n2", "n3")
+	w.look(t.Context())
+	if v := w.clock.Verdict(); !v.Agreed || v.Ahead != time.Hour || len(v.By) != 2 || !slices.Contains(v.By, "id-n3") {
+		t.Fatalf("two agree: %+v", v)
+	}
+	delete(ahead, "n3")
+	w.look(t.Context())
+	if v := w.clock.Verdict(); !v.Wrong() || !v.Agreed || (v.Ahead-time.Hour).Abs() > time.Second {
+		t.Errorf("one stopped: %+v", v)
+	}
+	ahead["n2"] = 0 // this machine's clock was set
+	w.look(t.Context())
+	if v := w.clock.Verdict(); v.Wrong() {
+		t.Errorf("it agrees with n2: %+v", v)
+	}
+}
+
+// TestClockFloor: a program that was built by a machine whose clock was ahead runs all the same.
 func TestClockFloor(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	floor, what := clockFloorOf(now.Add(time.Hour).Format(time.RFC3339), nil)
+	if v := clock.Judge(now, floor, what, nil, 1, true); v.Wrong() {
+		t.Errorf("built by a clock an hour ahead: %s", v.Why)
+	}
+	if v := clock.Judge(time.Unix(100, 0), floor, what, nil, 1, true); !v.Wrong() {
+		t.Error("1970 is not wrong")
+	}
+	if floor, _ := clockFloorOf("", nil); !floor.IsZero() {
+		t.Errorf("built without a date: %s", floor)
+	}
+}
+
+// TestLeaderYield: of two servers whose clocks are wrong none gets leadership from the other, and who
+// cannot hand over, or gets it back, does not go on each moment.
+func TestLeaderYield(t *testing.T) {
+	var got []string
+	var fails error
+	v := clock.Verdict{Why: "wrong", Agreed: true, Ahead: time.Hour, By: []string{"n3", "n4", "n5"}}
+	leads := true
+	y := leaderYield{
+		verdict: func() clock.Verdict { return v }, leads: func() bool { return leads }, log: slog.New(slog.DiscardHandler),
+		members: func() ([]raftstore.Member, error) {
+			return []raftstore.Member{{ID: "n1", Voter: true}, {ID: "n2", Voter: true}, {ID: "n3", Voter: true}, {ID: "n4", Voter: true}, {ID: "n5"}}, nil
+		},
+		transfer: func(_ context.Context, id string) error {
+			got = append(got, id)
+			return fails
+		},
+	}
+	if wait := y.look(t.Context()); wait != clockWrongPeriod {
+		t.Errorf("after the first: %s", wait)
+	}
+	leads = false
+	if wait := y.look(t.Context()); wait != clockWrongPeriod {
+		t.Errorf("another leads: %s", wait)
+	}
+	leads = true
+	if wait := y.look(t.Context()); wait < yieldMost || wait > 2*yieldMost {
+		t.Errorf("it came back: %s", wait)
+	}
+	if !slices.Equal(got, []string{"n3", "n4"}) {
+		t.Errorf("handed over to %v", got)
+	}
+	v = clock.Verdict{}
+	y.look(t.Context())
+	v = clock.Verdict{Why: "wrong", Agreed: true, By: []string{"n5"}}
+	if wait := y.look(t.Context()); wait < yieldMost {
+		t.Errorf("no voter is right: %s", wait)
+	}
+	v.By, fails = []string{"n3"}, errors.New("no answer")
+	y.tries = 0
+	if wait := y.look(t.Context()); wait < yieldMost {
+		t.Errorf("it failed: %s", wait)
+	}
+	v.Agreed = false // and Ahead is the store's last time
+	y.look(t.Context())
+	if !slices.Equal(got, []string{"n3", "n4", "n3"}) {
+		t.Errorf("handed over to %v", got)
+	}
+}
+
+// TestClockFirstLook: a server that got no answer before it began looks at once.
+func TestClockFirstLook(t *testing.T) {
+	w := clockWatchOf(nil, "n2", "n3")
+	w.look(t.Context())
+	if w.heard {
+		t.Fatal("heard, without an answer")
+	}
+	ctx, stop := context.WithTimeout(t.Context(), clockPeriod/3)
+	defer stop()
+	asked := false
+	w.others = func() []join.ServerAddr {
+		asked = true
+		stop()
+		return nil
+	}
+	if err := w.run(ctx); err != nil || !asked {
+		t.Errorf("asked: %v, %v", asked, err)
+	}
+}
+
+// TestClockChanged: what goes by how wrong the clock is learns when that changes.
+func TestClockChanged(t *testing.T) {
+	ahead := map[string]time.Duration{"n2": time.Hour, "n3": time.Hour}
+	w := clockWatchOf(ahead, "n2", "n3")
+	w.look(t.Context())
+	ahead["n2"], ahead["n3"] = 50*time.Hour, 50*time.Hour
+	ctx, stop := context.WithTimeout(t.Context(), clockPeriod/2)
+	defer stop()
+	changed := 0
+	w.changed = func() {
+		changed++
+		stop()
+	}
+	if err := w.run(ctx); err != nil || changed != 1 || w.clock.Verdict().Ahead != 50*time.Hour {
+		t.Errorf("changed %d times, %+v, %v", changed, w.clock.Verdict(), err)
+	}
+}
+
+// TestClockFloorOfCluster: a cluster that begins now is not before its own beginning, and 1970 is.
+func TestClockFloorOfCluster(t *testing.T) {
 	ca, err := pki.NewCA("c", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -19,8 +166,8 @@ func TestClockFloor(t *testing.T) {
 	if v := clock.Judge(time.Now(), floor, what, nil, 1, true); v.Wrong() {
 		t.Errorf("now: %s", v.Why)
 	}
-	if v := clock.Judge(time.Unix(0, 0), floor, what, nil, 1, true); !strings.Contains(v.Why, "1970-01-01T00:00:00Z, which is before the cluster began") {
-		t.Errorf("in 1970: %q", v.Why)
+	if v := clock.Judge(time.Unix(0, 0), floor, what, nil, 1, true); !v.Wrong() {
+		t.Error("1970 is not wrong")
 	}
 	if err := checkClockBefore("begin"); err != nil {
 		t.Error(err)

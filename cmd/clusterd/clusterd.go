@@ -278,6 +278,7 @@ func (m *Main) buildAPI() error {
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),
 		Authenticator:     m.rights.check(auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
+		Now:               m.clock.Now,
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
 		Front:             m.front(),

@@ -322,7 +322,7 @@ func (x *exchange) make(of []pki.Purpose, begin func(authority.Request) error) e
 func (x *exchange) begin(ctx context.Context, of []pki.Purpose, grace time.Duration, finish bool) error {
 	return x.make(of, func(w authority.Request) error {
 		w.Grace, w.Finish = grace, finish
-		return authority.Begin(ctx, x.main.store, w, time.Now())
+		return authority.Begin(ctx, x.main.store, w, x.main.clock.Now())
 	})
 }
 
@@ -333,9 +333,10 @@ func (m *Main) leadExchange(ctx context.Context) error {
 	leader := authority.Leader{
 		Store: m.store,
 		Log:   room(m.log, "authority"),
+		Now:   m.clock.Now,
 		Make: func(ctx context.Context, of []pki.Purpose) error {
 			err := m.exchange.make(of, func(w authority.Request) error {
-				return authority.RetryWithNewKeys(ctx, m.store, w, time.Now())
+				return authority.RetryWithNewKeys(ctx, m.store, w, m.clock.Now())
 			})
 			if errors.Is(err, authority.ErrUnderWay) {
 				return nil // one that has its key

@@ -242,6 +242,7 @@ func (g *gossipKeys) lead(ctx context.Context) error {
 		Store: g.main.store,
 		Every: g.main.cfg.GossipKeyAge.Duration,
 		Log:   room(g.main.log, "gossipkey"),
+		Now:   g.main.clock.Now,
 		Make: func() (first, id string) {
 			key := gossipkey.New()
 			g.made.put(key)

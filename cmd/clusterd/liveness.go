@@ -124,6 +124,9 @@ func (p *peers) dial(ctx context.Context, id string, addr netip.AddrPort) (net.C
 // errNoSuchCall is returned by call when the node knows none of that path.
 var errNoSuchCall = errors.New("the node does not know this call: it runs another version or in another role")
 
+// errCallRefused is returned by call when the node refuses it: older agents do for calls that they do not know.
+var errCallRefused = errors.New("the node refused the call")
+
 // call makes a request of this server's own to the node's agent port, with in as its JSON body
 // unless that is nil. The answer is decoded into into, which may be nil.
 func (p *peers) call(ctx context.Context, node, method, path string, in, into any) error {
@@ -153,11 +156,15 @@ func callOver(ctx context.Context, tr http.RoundTripper, base *url.URL, method, 
 		return errNoSuchCall
 	}
 	if res.StatusCode/100 != 2 {
+		err := fmt.Errorf("node %s answered %s", base.Host, res.Status)
 		var no struct{ Message string }
 		if json.Unmarshal(answer, &no) == nil && no.Message != "" {
-			return errors.New(no.Message)
+			err = errors.New(no.Message)
 		}
-		return fmt.Errorf("node %s answered %s", base.Host, res.Status)
+		if res.StatusCode == http.StatusForbidden {
+			err = fmt.Errorf("%w: %w", errCallRefused, err)
+		}
+		return err
 	}
 	if err != nil || into == nil {
 		return err

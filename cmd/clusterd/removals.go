@@ -3,12 +3,17 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/clusterd/clusterd/member/servers"
+	"github.com/clusterd/clusterd/member/transport"
 )
 
 // removedPath is where a server tells an agent which servers were removed (PUT, a list of
@@ -16,10 +21,11 @@ import (
 const removedPath = "/clusterd/v1/removed-servers"
 
 const (
-	// pushRetry is after how long an agent that did not answer is told again, and pushTimeout how
-	// long it may take.
-	pushRetry   = time.Second
-	pushTimeout = 5 * time.Second
+	// pushRetry is after how long an agent that did not answer is told again, at first, and
+	// pushRetryMost at last. pushTimeout is how long it may take.
+	pushRetry     = time.Second
+	pushRetryMost = 30 * time.Second
+	pushTimeout   = 5 * time.Second
 	// pushAtOnce bounds how many are told at the same time.
 	pushAtOnce = 64
 )
@@ -43,25 +49,37 @@ func (m *Main) pushRemovals(ctx context.Context) error {
 			return m.peers.call(ctx, name, http.MethodPut, removedPath, ids, nil)
 		},
 	}
+	retry := pushBackoff()
 	for {
 		changed := m.rights.changed.next()
 		var again <-chan time.Time
-		if !p.push(ctx) {
-			again = time.After(pushRetry)
+		if p.push(ctx) {
+			retry = pushBackoff()
+		} else {
+			again = time.After(retry.Step())
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
+			retry = pushBackoff()
 		case <-m.peers.agents.Arrivals():
 		case <-again:
 		}
 	}
 }
 
+func pushBackoff() wait.Backoff {
+	return wait.Backoff{Duration: pushRetry, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: pushRetryMost}
+}
+
 // push tells those who lack something, and reports whether all know it now.
 func (p *removalPush) push(ctx context.Context) (all bool) {
 	ids, agents := p.ids(), p.agents()
+	if len(ids) == 0 {
+		p.known = nil
+		return true
+	}
 	known := map[string][]string{}
 	var mu sync.Mutex // guards known
 	telling, all := errgroup.Group{}, true
@@ -80,7 +98,7 @@ func (p *removalPush) push(ctx context.Context) (all bool) {
 			err := p.tell(ctx, name, ids)
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil || errors.Is(err, errNoSuchCall) {
+			if err == nil || errors.Is(err, errNoSuchCall) || errors.Is(err, errCallRefused) {
 				known[id] = ids
 			} else {
 				all = false
@@ -99,7 +117,15 @@ func (n *agentNode) putRemoved(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, maxRemovedServers, &ids) {
 		return
 	}
-	n.servers.Remove(ids)
+	caller, _ := transport.PeerFrom(r.Context())
+	switch err := n.servers.Remove(caller, ids); {
+	case errors.Is(err, servers.ErrOnlyCaller):
+		refuse(w, http.StatusConflict, err.Error())
+		return
+	case err != nil:
+		refuse(w, http.StatusInternalServerError, err.Error())
+		return
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 

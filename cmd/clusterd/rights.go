@@ -70,8 +70,14 @@ func (r *rights) removedServers() []string {
 	now := r.clock.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.removed, func(_ string, why join.Removal) bool { return !why.TellAgents(now) })
-	return slices.Sorted(maps.Keys(r.removed))
+	var ids []string
+	for id, why := range r.removed { // none is deleted: the clock may be put back
+		if why.TellAgents(now) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // revoked reports whether the key with that id was removed, as far as this

@@ -543,3 +543,46 @@ func restoredFrom(t *testing.T, trust *pki.Trust) {
 		}
 	}
 }
+
+// TestGraceByTheClustersTime: a leader whose machine's clock is two days ahead does not end the grace
+// of an exchange.
+func TestGraceByTheClustersTime(t *testing.T) {
+	cluster := time.Now().Add(-48 * time.Hour)
+	s, old := jointest.New(), newTrust(t, false)
+	record(t, s, join.Record{ID: "n1", Name: "n1", Confirmed: true})
+	wish := successors(t, old, nil, pki.ForPeers)
+	wish.Grace = time.Hour
+	if err := Begin(t.Context(), s, wish, cluster); err != nil {
+		t.Fatal(err)
+	}
+	for i, now := range []time.Time{cluster.Add(settle), cluster.Add(settle + time.Minute), cluster.Add(settle + 2*time.Hour)} {
+		state, err := Get(t.Context(), s, false)
+		if err == nil {
+			err = RecordState(t.Context(), s, "n1", state.Number, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		looks := 0
+		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Now: func() time.Time {
+			if looks++; looks > 1 {
+				stop()
+			}
+			return now
+		}}
+		if i == 0 { // before the clock was set
+			err = leader.look(ctx, now)
+		} else {
+			err = leader.Run(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		want := []Phase{Reissue, Reissue, Stable}[i]
+		if state, err = Get(t.Context(), s, false); err != nil || state.Phase != want {
+			t.Errorf("at %s after it began: %s, %v; want %s", now.Sub(cluster), state.Phase, err, want)
+		}
+	}
+}

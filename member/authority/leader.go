@@ -24,6 +24,8 @@ type Leader struct {
 	// agents ask by themselves.
 	Refresh func(name string)
 	Log     *slog.Logger
+	// Now is the cluster's time, by which grace ends; nil: this machine's.
+	Now func() time.Time
 
 	logged string    // the last log line about the members that are waited for
 	poked  time.Time // when agents were last asked to look
@@ -38,8 +40,12 @@ const (
 
 // Run works until ctx ends.
 func (l *Leader) Run(ctx context.Context) error {
+	now := l.Now
+	if now == nil {
+		now = time.Now
+	}
 	for {
-		if err := l.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if err := l.look(ctx, now()); err != nil && ctx.Err() == nil {
 			l.Log.Warn("the exchange of the authority waits", "err", err)
 		}
 		select {

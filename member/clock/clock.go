@@ -24,9 +24,11 @@ const (
 	set = 5 * time.Second
 )
 
+const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd; nothing is lost until then, and clusterd goes on by itself when it is right"
+
 // Reading is what a server's clock showed.
 type Reading struct {
-	Name string
+	ID, Name string
 	// Ahead is how far its clock is ahead of this machine's, as that is.
 	Ahead time.Duration
 }
@@ -35,8 +37,12 @@ type Reading struct {
 type Verdict struct {
 	// Ahead is how far the cluster's clocks are ahead of this machine's; 0: not known, or right.
 	Ahead time.Duration
-	// Agreed: most of the cluster's servers say so.
+	// Agreed: most of the cluster's servers say so; or those that answer, of a clock that is before the floor.
 	Agreed bool
+	// By are the ids of the servers whose clocks say so.
+	By []string
+	// Undecided: too few servers answered, or too few agree, to tell more than was known before.
+	Undecided bool
 	// Why says what is wrong, and how it is put right; empty: nothing.
 	Why string
 	// Differs says that this clock and another one are not the same, where it is not known which is
@@ -58,27 +64,28 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 	servers = max(servers, len(readings))
 	readings = slices.Clone(readings)
 	slices.SortFunc(readings, func(a, b Reading) int { return cmp.Compare(a.Ahead, b.Ahead) })
-	var names []string
+	var names, ids []string
 	var ahead time.Duration
 	if len(readings) > 0 {
 		ahead = readings[len(readings)/2].Ahead
 	}
 	for _, r := range readings {
 		if (r.Ahead - ahead).Abs() <= agree {
-			names = append(names, r.Name)
+			names, ids = append(names, r.Name), append(ids, r.ID)
 		}
 	}
 	stamp := now.UTC().Format(time.RFC3339)
-	const cure = "set it (timedatectl set-time) and run chrony or systemd-timesyncd; nothing is lost until then, and clusterd goes on by itself when it is right"
 	if 2*len(names) > servers && ahead.Abs() > Tolerance {
-		return Verdict{Ahead: ahead, Agreed: true, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
+		return Verdict{Ahead: ahead, Agreed: true, By: ids, Why: fmt.Sprintf("this machine's clock is wrong: it says %s, and the servers %s agree on %s: %s",
 			stamp, strings.Join(names, ", "), now.Add(ahead).UTC().Format(time.RFC3339), cure)}
 	}
 	if now.Before(floor) {
 		v := Verdict{Why: fmt.Sprintf("this machine's clock is wrong: it says %s, which is before %s (%s): %s", stamp, what, floor.UTC().Format(time.RFC3339), cure)}
 		if len(names) > 0 && !now.Add(ahead).Before(floor) {
-			v.Ahead = ahead
+			// This machine's own clock has no say: those that answered are the ones that can be right.
+			v.Ahead, v.Agreed, v.By = ahead, true, ids
 		}
+		v.Undecided = v.Ahead == 0
 		return v
 	}
 	same := 0 // that this machine's agrees with, it included
@@ -90,16 +97,17 @@ func Judge(now, floor time.Time, what string, readings []Reading, servers int, s
 			same++
 		}
 	}
+	undecided := 2*max(same, len(names)) <= servers
 	for _, r := range readings {
 		switch {
 		case r.Ahead.Abs() <= Tolerance:
 		case 2*same > servers:
 			return Verdict{Differs: fmt.Sprintf("the clock of %s is wrong: it says %s, and most servers agree with this machine's, %s: set it there", r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339), stamp)}
 		default:
-			return Verdict{Differs: fmt.Sprintf("this machine's clock, %s, and that of %s, %s, differ, and there is no majority of the servers that tells which is right: set both", stamp, r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339))}
+			return Verdict{Undecided: undecided, Differs: fmt.Sprintf("this machine's clock, %s, and that of %s, %s, differ, and there is no majority of the servers that tells which is right: set both", stamp, r.Name, now.Add(r.Ahead).UTC().Format(time.RFC3339))}
 		}
 	}
-	return Verdict{}
+	return Verdict{Undecided: undecided}
 }
 
 // Clock is this machine's clock with what is known of it. The zero value is ready, and
@@ -147,6 +155,24 @@ func (c *Clock) Doubtful() bool {
 
 // Note takes note of a verdict of now.
 func (c *Clock) Note(v Verdict) { c.judged.Store(&judged{v, c.wall()}) }
+
+// Keep is a new verdict, or the last one where the new one is undecided: a clock that most servers
+// said is wrong stays so until most say that it is right, or it was set to the time that goes on here.
+func (c *Clock) Keep(v Verdict) Verdict {
+	last := c.Verdict()
+	if !v.Undecided || !last.Agreed {
+		return v
+	}
+	right, now := c.Now(), c.wall().Round(0)
+	ahead := right.Sub(now)
+	if ahead.Abs() <= Tolerance {
+		return v
+	}
+	last.Ahead, last.Undecided = ahead, true
+	last.Why = fmt.Sprintf("this machine's clock is wrong: it says %s, and by what most servers last agreed on it is %s: %s",
+		now.UTC().Format(time.RFC3339), right.UTC().Format(time.RFC3339), cure)
+	return last
+}
 
 // Verdict is the last one.
 func (c *Clock) Verdict() Verdict {

@@ -379,3 +379,36 @@ func record(t *testing.T, s *jointest.Store, r join.Record) {
 		t.Fatal(err)
 	}
 }
+
+// TestAgeByTheClustersTime: a leader whose machine's clock is two days ahead finds no key old.
+func TestAgeByTheClustersTime(t *testing.T) {
+	cluster := time.Now().Add(-48 * time.Hour)
+	s := jointest.New()
+	if _, err := put(t.Context(), s, 0, State{Phase: Stable, Used: cluster}); err != nil {
+		t.Fatal(err)
+	}
+	for _, age := range []time.Duration{time.Hour, 25 * time.Hour} {
+		ctx, stop := context.WithCancel(t.Context())
+		looks, made := 0, false
+		leader := Leader{
+			Store: s, Every: 24 * time.Hour, Log: slog.New(slog.DiscardHandler),
+			Make: func() (string, string) {
+				made = true
+				return "first", "next"
+			},
+			Now: func() time.Time {
+				if looks++; looks > 1 {
+					stop()
+				}
+				return cluster.Add(age)
+			},
+		}
+		if err := leader.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if want := age > 24*time.Hour; made != want {
+			t.Errorf("a key of %s: another one was made: %v, want %v", age, made, want)
+		}
+	}
+}

@@ -21,6 +21,8 @@ type Leader struct {
 	// that of the key that this server encrypts with now.
 	Make func() (first, id string)
 	Log  *slog.Logger
+	// Now is the cluster's time, by which a key is old; nil: this machine's.
+	Now func() time.Time
 
 	logged string // the last log line about the servers that are waited for
 }
@@ -30,8 +32,12 @@ const lookPeriod = time.Second
 
 // Run works until ctx ends.
 func (l *Leader) Run(ctx context.Context) error {
+	now := l.Now
+	if now == nil {
+		now = time.Now
+	}
 	for {
-		if err := l.look(ctx, time.Now()); err != nil && ctx.Err() == nil {
+		if err := l.look(ctx, now()); err != nil && ctx.Err() == nil {
 			l.Log.Warn("the change of the gossip key waits", "err", err)
 		}
 		select {

@@ -303,6 +303,11 @@ func Fingerprint(pub crypto.PublicKey) string {
 	return encode(sum[:])[:26]
 }
 
+// IsFingerprint reports whether id has the form of one.
+func IsFingerprint(id string) bool {
+	return len(id) == 26 && strings.Trim(id, alphabet32) == ""
+}
+
 // NewKey makes an ECDSA P-256 key.
 func NewKey() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
@@ -363,6 +368,8 @@ func serial() *big.Int {
 	return n
 }
 
-var lower32 = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+const alphabet32 = "abcdefghijklmnopqrstuvwxyz234567"
+
+var lower32 = base32.NewEncoding(alphabet32).WithPadding(base32.NoPadding)
 
 func encode(b []byte) string { return lower32.EncodeToString(b) }

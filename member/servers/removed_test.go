@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -200,5 +202,50 @@ func TestRemovedServer(t *testing.T) {
 	cfg.KnownRemoved = []byte("{")
 	if _, err := New(cfg); err == nil {
 		t.Error("a damaged list of removed servers was taken")
+	}
+}
+
+// TestRemoveByOne: what one server says is bounded, and an error says that it is not on disk.
+func TestRemoveByOne(t *testing.T) {
+	id := func(letter string) string { return strings.Repeat(letter, 26) }
+	known, err := Encode([]join.ServerAddr{{ID: id("a")}, {ID: id("b")}, {ID: id("c")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := errors.New("no space left")
+	var onDisk string
+	list, err := New(Config{ID: "x", Known: known, SaveRemoved: func(b []byte) error {
+		if full == nil {
+			onDisk = string(b)
+		}
+		return full
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := make([]string, maxRemoved+1)
+	for i := range many {
+		many[i] = strings.Map(func(digit rune) rune { return digit - '0' + 'a' }, fmt.Sprintf("%026d", i))
+	}
+	for what, ids := range map[string][]string{"no id": {"b"}, "capitals": {id("B")}, "too many": many} {
+		if err := list.Remove(id("a"), ids); err == nil || errors.Is(err, ErrOnlyCaller) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := list.Remove(id("a"), []string{id("b"), id("c")}); !errors.Is(err, ErrOnlyCaller) {
+		t.Errorf("all but the caller: %v", err)
+	}
+	if len(list.All()) != 3 {
+		t.Errorf("refused, and done: %v", list.All())
+	}
+	if err := list.Remove(id("a"), []string{id("b")}); !errors.Is(err, full) || !list.Removed(id("b")) {
+		t.Errorf("a full disk: %v", err)
+	}
+	full = nil
+	if err := list.Remove(id("a"), []string{id("b")}); err != nil || onDisk != `["`+id("b")+`"]` {
+		t.Errorf("said again: %v, on disk %s", err, onDisk)
+	}
+	if err := list.Remove(id("c"), []string{id("b")}); err != nil {
+		t.Errorf("what is known: %v", err)
 	}
 }

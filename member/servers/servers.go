@@ -54,8 +54,12 @@ type List struct {
 	failed  map[string]time.Time
 	now     func() time.Time
 	removal removal
-	slow    slowness
-	asked   chan struct{} // signalled (capacity 1) when the list is to be asked for now
+
+	savingRemoved  sync.Mutex // guards unsavedRemoved, and the order in which SaveRemoved is called
+	unsavedRemoved bool
+
+	slow  slowness
+	asked chan struct{} // signalled (capacity 1) when the list is to be asked for now
 }
 
 // Config is what a List needs.
@@ -355,7 +359,7 @@ func (l *List) Refresh(ctx context.Context) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	l.remove(list.Removed)
+	_ = l.remove(list.Removed) // it has warned
 	if l.cfg.Trust != nil && list.Trust != nil && known {
 		l.cfg.Trust(*list.Trust)
 	}

@@ -67,9 +67,9 @@ func newServers(t *testing.T) *servers {
 		keys := NewKeys(&s.store)
 		keys.now = clock
 		s.issuers[i] = NewIssuer("us", keys)
-		s.issuers[i].now = clock
+		s.issuers[i].By(clock)
 		s.verifies[i] = NewAuthenticator("us", keys, []string{"us"}, oneAccount{})
-		s.verifies[i].now = clock
+		s.verifies[i].By(clock)
 	}
 	return s
 }
