@@ -63,7 +63,7 @@ func TestSnapshotConfig(t *testing.T) {
 		if err := c.check(); err != nil {
 			t.Error(err)
 		}
-		if err := prepareInit(Config{Data: t.TempDir(), SnapshotConfig: c}); err == nil || !strings.Contains(err.Error(), want) {
+		if err := prepareInit(Config{Data: t.TempDir(), Advertise: "192.0.2.7", ClusterCIDR: DefaultClusterCIDR, ServiceCIDR: DefaultServiceCIDR, SnapshotConfig: c}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("init: %v, want %q", err, want)
 		}
 	}
