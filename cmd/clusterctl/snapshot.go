@@ -149,7 +149,7 @@ func place(link func(old, new string) error, part, path string) error {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.Rename(part, path)
+	return durable.Rename(part, path)
 }
 
 func newSnapshotVerifyCommand(streams genericiooptions.IOStreams) *cobra.Command {

@@ -65,7 +65,7 @@ func New(t testing.TB) *Logind {
 			s.mu.Unlock()
 			s.wg.Go(func() {
 				defer s.drop(c)
-				if err := s.serve(c); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.ECONNRESET) {
+				if err := s.serve(c); !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, unix.ECONNRESET) {
 					t.Errorf("stand-in of logind: %v", err)
 				}
 			})
