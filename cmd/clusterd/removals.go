@@ -41,7 +41,7 @@ type removalPush struct {
 
 // pushRemovals tells agents of removed servers as soon as this server has heard of it, and those
 // that connect, over their tunnels. It takes the word of one server, and every server gives it: the
-// removed one keeps nobody from hearing it.
+// removed one cannot keep an agent from learning of it.
 func (m *Main) pushRemovals(ctx context.Context) error {
 	p := &removalPush{
 		ids: m.rights.removedServers, agents: m.peers.agents.Agents,

@@ -79,7 +79,7 @@ func (c *Netns) SetClock(name string, ahead time.Duration) error {
 		return err
 	}
 	if !bytes.Equal(code, clockCode) {
-		return fmt.Errorf("%s: process %d has begun another program by itself: start it again", name, pid)
+		return fmt.Errorf("%s: process %d has started another program by itself: start it again", name, pid)
 	}
 	_, err = f.WriteAt(clockSeconds(ahead), at+clockShift)
 	return err

@@ -108,7 +108,7 @@ func (r *run) sameHash(ctx context.Context) error {
 
 // sameEvents compares what the watchers received where none had a gap. It fails the
 // test when two received different events of one revision, and returns an error when one
-// has not received what another has: of a write whose answer was lost nobody has waited
+// has not received what another has: of a write whose answer was lost no one has waited
 // for the event.
 func (r *run) sameEvents() error {
 	received := map[int64]seen{}

@@ -1,6 +1,6 @@
 // Package clock finds out whether this machine's wall clock is right: by those of the
 // cluster's servers, and by what is older than any moment in which the program can run.
-// It asks nobody itself and sets no clock.
+// It asks no server itself and sets no clock.
 package clock
 
 import (

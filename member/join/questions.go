@@ -29,7 +29,7 @@ func (s *Server) Questions() http.Handler {
 	return mux
 }
 
-// leave says whether who asks may leave the cluster, or takes it out.
+// leave says whether the caller may leave the cluster, or takes it out.
 func (s *Server) leave(ctx context.Context, who Record, r *http.Request) (any, error) {
 	if s.Leave == nil {
 		return nil, errors.New("this server does not remove members")
