@@ -54,6 +54,17 @@ func reported(t *testing.T, changed chan news, ref Ref, pods ...types.UID) {
 	}
 }
 
+// watched says which watches of the resource have been asked for: namespace and field selector.
+func watched(client *fake.Clientset, resource string) []string {
+	var out []string
+	for _, a := range client.Actions() {
+		if w, ok := a.(clienttesting.WatchAction); ok && w.GetResource().Resource == resource {
+			out = append(out, w.GetNamespace()+" "+w.GetWatchRestrictions().Fields.String())
+		}
+	}
+	return out
+}
+
 // TestObjectsInUse: an object is watched, by its name alone, while a pod holds it, and
 // those who hold it are told of its changes.
 func TestObjectsInUse(t *testing.T) {
@@ -64,14 +75,14 @@ func TestObjectsInUse(t *testing.T) {
 	if cm, err := c.ConfigMap(t.Context(), ns, "a"); err != nil || cm.Data["k"] != "1" {
 		t.Fatalf("%v, %v", cm, err)
 	}
-	var watched []string
-	for _, a := range client.Actions() {
-		if w, ok := a.(clienttesting.WatchAction); ok && w.GetResource().Resource == "configmaps" {
-			watched = append(watched, w.GetNamespace()+" "+w.GetWatchRestrictions().Fields.String())
+	// The watch begins after the list has been answered, which is what ConfigMap waits for.
+	want := []string{"default metadata.name=a"}
+	deadline := time.Now().Add(time.Minute)
+	for got := watched(client, "configmaps"); !slices.Equal(got, want); got = watched(client, "configmaps") {
+		if len(got) > 0 || time.Now().After(deadline) {
+			t.Fatalf("watched: %q, want %q", got, want)
 		}
-	}
-	if want := []string{"default metadata.name=a"}; !slices.Equal(watched, want) {
-		t.Errorf("watched: %q, want %q", watched, want)
+		time.Sleep(time.Millisecond)
 	}
 	reported(t, changed, ref, "p1")
 	if _, err := client.CoreV1().ConfigMaps(ns).Update(t.Context(), configMap("a", "2"), metav1.UpdateOptions{}); err != nil {
