@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	kubeversion "k8s.io/component-base/version"
 
 	"github.com/clusterd/clusterd/agent/host"
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
@@ -98,13 +97,13 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Fix: "correct the flag, or the key of " + cfg.file() + "; then ask again"}}
 	}
 	dir := dataDir(cfg.Data)
-	built, _ := time.Parse(time.RFC3339, kubeversion.Get().BuildDate) // zero where it was built without
+	past, _ := clockFloor(nil)
 	machine, err := host.Look()
 	if err != nil {
 		return []doctor.Finding{{Check: "machine", Level: doctor.Problem, Says: err.Error()}}
 	}
 	return slices.Concat(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
-		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Built: built, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
+		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Past: past, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
 		Ports:  listened(cfg, dir),
 	})), examineKeys(cfg), examineSwap(cfg, machine.Swaps))

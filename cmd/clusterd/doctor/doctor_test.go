@@ -29,7 +29,7 @@ func well() Machine {
 		Folder: Folder{Path: "/var/lib/clusterd", Type: "ext4", Free: 50 << 30, Sync: time.Millisecond},
 		Local:  []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8"), netip.MustParsePrefix("192.0.2.7/24")},
 		Ranges: map[string][]netip.Prefix{"pods": {netip.MustParsePrefix("10.244.0.0/14")}, "Services": {netip.MustParsePrefix("10.96.0.0/16")}},
-		Now:    noon, Built: noon.Add(-time.Hour), Synced: true, InotifyInstances: 8192,
+		Now:    noon, Past: noon.Add(-time.Hour), Synced: true, InotifyInstances: 8192,
 	}
 }
 

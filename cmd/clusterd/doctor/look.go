@@ -32,9 +32,9 @@ type Ask struct {
 	Member  bool
 	Running bool
 	Ranges  map[string][]netip.Prefix
-	Built   time.Time
-	Server  string // HOST:PORT of a member; "": none
-	Ports   []Port // that the node will listen on
+	Past    time.Time // a moment that has passed for certain
+	Server  string    // HOST:PORT of a member; "": none
+	Ports   []Port    // that the node will listen on
 	// Encrypted: see Machine.
 	Encrypted bool
 }
@@ -44,7 +44,7 @@ type Ask struct {
 func Look(ctx context.Context, a Ask) Machine {
 	m := Machine{
 		Root: os.Geteuid() == 0, Name: a.Name, Addr: a.Addr, Member: a.Member, Running: a.Running,
-		Ranges: a.Ranges, Encrypted: a.Encrypted, Now: time.Now(), Built: a.Built, Local: localAddrs(), Synced: synced(),
+		Ranges: a.Ranges, Encrypted: a.Encrypted, Now: time.Now(), Past: a.Past, Local: localAddrs(), Synced: synced(),
 	}
 	m.Release = release()
 	m.CgroupV2, m.Controllers = cgroups("/sys/fs/cgroup", "/proc/cgroups")

@@ -37,8 +37,8 @@ type Machine struct {
 	Local []netip.Prefix
 	// Ranges are the cluster's: pods and Services.
 	Ranges map[string][]netip.Prefix
-	// Now and Built: the clock, and when this program was made; zero: not known.
-	Now, Built time.Time
+	// Now and Past: the clock, and a moment that has passed for certain; zero: none is known.
+	Now, Past time.Time
 	// Synced tells whether the kernel's clock is kept by NTP or the like.
 	Synced bool
 	// Hooks are the packet filter's chains that drop what no rule accepts.
@@ -326,8 +326,8 @@ func (m Machine) tracked(f *findings) {
 
 func (m Machine) clock(f *findings) {
 	switch {
-	case !m.Built.IsZero() && m.Now.Before(m.Built):
-		f.problem("clock", "set the clock (timedatectl set-time), and run chrony or systemd-timesyncd", "it is %s here, before this program was made: certificates are not valid yet", m.Now.UTC().Format(time.RFC3339))
+	case !m.Past.IsZero() && m.Now.Before(m.Past):
+		f.problem("clock", "set the clock (timedatectl set-time), and run chrony or systemd-timesyncd", "it is %s here, which is before %s (two days before this clusterd was built): certificates are not valid yet", m.Now.UTC().Format(time.RFC3339), m.Past.UTC().Format(time.RFC3339))
 	case !m.Synced:
 		f.warn("clock", "apt-get install chrony, or timedatectl set-ntp true", "nothing keeps the clock: certificates and history go by it")
 	default:
