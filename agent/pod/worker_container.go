@@ -160,6 +160,9 @@ func (w *worker) startContainer(c *podstate.Container, attempt uint32) {
 				}
 			}
 		}
+		if without := podspec.SELinuxLeftOut(pod, spec); without != "" && attempt == 0 {
+			w.containerEvent(c.Name, v1.EventTypeWarning, "SELinuxLeftOut", "%s", without)
+		}
 		registered := make(chan *podstate.Instance, 1)
 		w.send(func() { registered <- w.register(c, st, backOff, spec.Resources) })
 		var hookErr error

@@ -12,6 +12,9 @@ import (
 // container of this node gets a profile or a label, so one that asks for it is
 // not made: it is not run with less protection than it asks for. Its pod waits
 // and says so; failed, its controller would make another at once, and another.
+// A label asked for on a host whose kernel has SELinux switched off is no such
+// case: manifests are written for hosts of both kinds, container runtimes leave
+// it out there, and so does this node, with an Event (SELinuxLeftOut).
 
 // appArmorAnnotation opens the annotation, one a container, that named
 // AppArmor profiles before there was a field.
@@ -20,8 +23,8 @@ const appArmorAnnotation = v1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 // forbiddenMAC refuses a container for an AppArmor profile or SELinux options
 // of its own or of its pod; nil: it asks for none. Unconfined is what every
 // container is. The container's field comes before the annotation, and that
-// before the pod's field.
-func forbiddenMAC(pod *v1.Pod, c *v1.Container) error {
+// before the pod's field. selinux: the host's kernel enforces or logs by labels.
+func forbiddenMAC(pod *v1.Pod, c *v1.Container, selinux bool) error {
 	sc, psc := c.SecurityContext, pod.Spec.SecurityContext
 	if sc == nil {
 		sc = &v1.SecurityContext{}
@@ -30,11 +33,8 @@ func forbiddenMAC(pod *v1.Pod, c *v1.Container) error {
 		psc = &v1.PodSecurityContext{}
 	}
 	refuse := func(format string, args ...any) error { return createError{fmt.Errorf(format, args...)} }
-	switch {
-	case wantsLabel(sc.SELinuxOptions):
-		return refuse("Cannot apply securityContext.seLinuxOptions of container %s: %s", c.Name, noSELinux())
-	case wantsLabel(psc.SELinuxOptions):
-		return refuse("Cannot apply spec.securityContext.seLinuxOptions: %s", noSELinux())
+	if field := labelField(pod, c); selinux && field != "" {
+		return refuse("Cannot apply %s of container %s: this node labels no containers: remove the field, or let another node run the pod", field, c.Name)
 	}
 	annotated := pod.Annotations[appArmorAnnotation+c.Name]
 	switch {
@@ -54,6 +54,27 @@ func wantsProfile(p *v1.AppArmorProfile) bool {
 	return p != nil && p.Type != v1.AppArmorProfileTypeUnconfined
 }
 
+// SELinuxLeftOut says that a container asks for an SELinux label which it does not
+// get because the host has SELinux switched off; "": it asks for none, or is refused.
+func SELinuxLeftOut(pod *v1.Pod, c *v1.Container) string {
+	field := labelField(pod, c)
+	if field == "" || seLinux() {
+		return ""
+	}
+	return field + " has no effect: SELinux is not enabled on the host"
+}
+
+// labelField is the field by which a container gets an SELinux label; "": none.
+func labelField(pod *v1.Pod, c *v1.Container) string {
+	switch sc, psc := c.SecurityContext, pod.Spec.SecurityContext; {
+	case sc != nil && wantsLabel(sc.SELinuxOptions):
+		return "securityContext.seLinuxOptions"
+	case psc != nil && wantsLabel(psc.SELinuxOptions):
+		return "spec.securityContext.seLinuxOptions"
+	}
+	return ""
+}
+
 func wantsLabel(o *v1.SELinuxOptions) bool { return o != nil && *o != (v1.SELinuxOptions{}) }
 
 func noAppArmor() string {
@@ -64,9 +85,8 @@ func noAppArmor() string {
 	return "this node loads no AppArmor profiles: remove it or use Unconfined, or let another node run the pod"
 }
 
-func noSELinux() string {
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
-		return "SELinux is not enabled on the host: remove the field, or let another node run the pod"
-	}
-	return "this node labels no containers: remove the field, or let another node run the pod"
+// seLinux reports whether the host's kernel goes by SELinux labels.
+func seLinux() bool {
+	_, err := os.Stat("/sys/fs/selinux/enforce")
+	return err == nil
 }

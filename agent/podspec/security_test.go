@@ -125,12 +125,40 @@ func TestForbiddenMAC(t *testing.T) {
 		if tt.annotation != "" {
 			p.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{appArmorAnnotation + "c": tt.annotation, appArmorAnnotation + "other": "localhost/p"}}
 		}
-		err := forbiddenMAC(p, &v1.Container{Name: "c", SecurityContext: &tt.ctr})
+		err := forbiddenMAC(p, &v1.Container{Name: "c", SecurityContext: &tt.ctr}, true)
 		switch {
 		case err == nil && tt.message != "":
 			t.Errorf("%s: let through", tt.name)
 		case err != nil && (tt.message == "" || !strings.Contains(err.Error(), tt.message) || Reason(err) != "CreateContainerError"):
 			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+// TestSELinuxOff: where the kernel has SELinux switched off, a container that asks for
+// a label is made without it.
+func TestSELinuxOff(t *testing.T) {
+	label := &v1.SELinuxOptions{Level: "s0"}
+	for _, tt := range []struct {
+		name  string
+		pod   *v1.PodSecurityContext
+		ctr   *v1.SecurityContext
+		field string
+	}{
+		{name: "nothing"},
+		{name: "empty", pod: &v1.PodSecurityContext{SELinuxOptions: &v1.SELinuxOptions{}}},
+		{name: "pod", pod: &v1.PodSecurityContext{SELinuxOptions: label}, field: "spec.securityContext.seLinuxOptions"},
+		{name: "container", pod: &v1.PodSecurityContext{SELinuxOptions: label}, ctr: &v1.SecurityContext{SELinuxOptions: label}, field: "securityContext.seLinuxOptions"},
+	} {
+		pod, c := &v1.Pod{Spec: v1.PodSpec{SecurityContext: tt.pod}}, &v1.Container{Name: "c", SecurityContext: tt.ctr}
+		if got := labelField(pod, c); got != tt.field {
+			t.Errorf("%s: the label is of %q, want %q", tt.name, got, tt.field)
+		}
+		if err := forbiddenMAC(pod, c, false); err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if says := SELinuxLeftOut(pod, c); !seLinux() && (says == "") != (tt.field == "") {
+			t.Errorf("%s: it says %q", tt.name, says)
 		}
 	}
 }

@@ -90,7 +90,7 @@ func (b *Builder) Container(ctx context.Context, in Input) (api.Container, error
 	c, pod := in.Container, in.Pod
 	node := b.Node()
 	cfg := in.Image.Config
-	if err := forbiddenMAC(pod, c); err != nil {
+	if err := forbiddenMAC(pod, c, seLinux()); err != nil {
 		return api.Container{}, err
 	}
 	name, err := Hostname(pod, b.NodeName, b.ClusterDomain)
