@@ -105,6 +105,25 @@ func TestWaitingReasons(t *testing.T) {
 	}
 }
 
+// TestNeverRan: what never ran in an ended pod counts as ended only if its turn had come.
+func TestNeverRan(t *testing.T) {
+	w := newWorld(v1.RestartPolicyNever, []string{"i", "j", "k"}, []string{"a"}).up().exited("i", 0).exited("j", 1)
+	s := w.status(0)
+	if s.Phase != v1.PodFailed {
+		t.Fatalf("phase %s", s.Phase)
+	}
+	for _, c := range append(s.InitContainerStatuses[2:], s.ContainerStatuses...) {
+		if c.State.Waiting == nil || c.State.Waiting.Reason != "PodInitializing" {
+			t.Errorf("%s after a failed init container: %+v", c.Name, c.State)
+		}
+	}
+	w = newWorld(v1.RestartPolicyNever, []string{"i"}, []string{"a", "b"}).up().exited("i", 0).exited("a", 1)
+	w.o.Verdict = &Verdict{Reason: "Evicted"}
+	if c := w.status(0).ContainerStatuses[1]; c.State.Terminated == nil || c.State.Terminated.Reason != "ContainerStatusUnknown" {
+		t.Errorf("b of an evicted pod: %+v", c.State)
+	}
+}
+
 func TestConditions(t *testing.T) {
 	w := newWorld(v1.RestartPolicyAlways, []string{"i"}, []string{"a"}).up().running("i")
 	w.d.Pod.Generation = 7
