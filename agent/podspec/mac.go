@@ -12,6 +12,8 @@ import (
 // container of this node gets a profile or a label, so one that asks for it is
 // not made: it is not run with less protection than it asks for. Its pod waits
 // and says so; failed, its controller would make another at once, and another.
+// Where the kernel has no SELinux a label confines nothing on any runtime, and
+// is ignored, as by all of them.
 
 // appArmorAnnotation opens the annotation, one a container, that named
 // AppArmor profiles before there was a field.
@@ -31,10 +33,10 @@ func forbiddenMAC(pod *v1.Pod, c *v1.Container) error {
 	}
 	refuse := func(format string, args ...any) error { return createError{fmt.Errorf(format, args...)} }
 	switch {
-	case wantsLabel(sc.SELinuxOptions):
-		return refuse("Cannot apply securityContext.seLinuxOptions of container %s: %s", c.Name, noSELinux())
-	case wantsLabel(psc.SELinuxOptions):
-		return refuse("Cannot apply spec.securityContext.seLinuxOptions: %s", noSELinux())
+	case wantsLabel(sc.SELinuxOptions) && seLinux():
+		return refuse("Cannot apply securityContext.seLinuxOptions of container %s: %s", c.Name, noLabels)
+	case wantsLabel(psc.SELinuxOptions) && seLinux():
+		return refuse("Cannot apply spec.securityContext.seLinuxOptions: %s", noLabels)
 	}
 	annotated := pod.Annotations[appArmorAnnotation+c.Name]
 	switch {
@@ -64,9 +66,12 @@ func noAppArmor() string {
 	return "this node loads no AppArmor profiles: remove it or use Unconfined, or let another node run the pod"
 }
 
-func noSELinux() string {
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
-		return "SELinux is not enabled on the host: remove the field, or let another node run the pod"
-	}
-	return "this node labels no containers: remove the field, or let another node run the pod"
+const noLabels = "SELinux is enabled on the host, and this node labels no containers: remove the field, or let another node run the pod"
+
+// seLinuxEnforce is a file of the kernel that is there if SELinux is enabled.
+var seLinuxEnforce = "/sys/fs/selinux/enforce"
+
+func seLinux() bool {
+	_, err := os.Stat(seLinuxEnforce)
+	return err == nil
 }

@@ -100,12 +100,18 @@ func TestForbiddenMAC(t *testing.T) {
 	def := &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeRuntimeDefault}
 	open := &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeUnconfined}
 	label := &v1.SELinuxOptions{Level: "s0:c1,c2"}
+	defer func(was string) { seLinuxEnforce = was }(seLinuxEnforce)
+	without, with := filepath.Join(t.TempDir(), "enforce"), filepath.Join(t.TempDir(), "enforce")
+	if err := os.WriteFile(with, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name       string
 		pod        v1.PodSecurityContext
 		ctr        v1.SecurityContext
 		annotation string
 		message    string
+		without    bool // SELinux
 	}{
 		{name: "nothing"},
 		{name: "unconfined", pod: v1.PodSecurityContext{AppArmorProfile: open}, ctr: v1.SecurityContext{AppArmorProfile: open}},
@@ -120,7 +126,12 @@ func TestForbiddenMAC(t *testing.T) {
 		{name: "annotation's default", annotation: "runtime/default", message: "runtime/default"},
 		{name: "pod's label", pod: v1.PodSecurityContext{SELinuxOptions: label}, message: "spec.securityContext.seLinuxOptions"},
 		{name: "container's label", ctr: v1.SecurityContext{SELinuxOptions: label}, message: "securityContext.seLinuxOptions of container c"},
+		{name: "labels without SELinux", pod: v1.PodSecurityContext{SELinuxOptions: label}, ctr: v1.SecurityContext{SELinuxOptions: label}, without: true},
 	} {
+		seLinuxEnforce = with
+		if tt.without {
+			seLinuxEnforce = without
+		}
 		p := &v1.Pod{Spec: v1.PodSpec{SecurityContext: &tt.pod}}
 		if tt.annotation != "" {
 			p.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{appArmorAnnotation + "c": tt.annotation, appArmorAnnotation + "other": "localhost/p"}}
