@@ -2,6 +2,7 @@ package podstate
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,36 @@ func TestWaitingReasons(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestResizeConditions: from the first status with the new generation on, a condition
+// says that its resources are not held yet.
+func TestResizeConditions(t *testing.T) {
+	size := func(cpu string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}
+	}
+	w := newWorld(v1.RestartPolicyAlways, nil, []string{"a"}).up().running("a")
+	w.d.Pod.Generation, w.d.Pod.Spec.Containers[0].Resources = 2, size("25m")
+	w.o.Allocated, w.o.Containers["a"].Now.Applied = Allocation{"a": size("20m")}, size("20m")
+	has := func(want ...v1.PodConditionType) {
+		t.Helper()
+		var got []v1.PodConditionType
+		for _, c := range w.status(0).Conditions {
+			if IsTransient(c.Type) {
+				got = append(got, c.Type)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	has(v1.PodResizeInProgress) // not granted yet
+	w.o.ResizePending = &Fault{Reason: v1.PodReasonDeferred}
+	has(v1.PodResizePending)
+	w.o.ResizePending, w.o.Allocated["a"] = nil, size("25m")
+	has(v1.PodResizeInProgress) // not applied yet
+	w.o.Containers["a"].Now.Applied = size("25m")
+	has()
 }
 
 // TestNeverRan: what never ran in an ended pod counts as ended only if its turn had come.
