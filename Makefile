@@ -235,6 +235,20 @@ features: build build-race image bin/kubectl ## report the rows of docs/FEATURES
 conformance: build image bin/kubectl ## report the rows of docs/CONFORMANCE.md that tests cover (root)
 	CLUSTERD_E2E=netns CLUSTERD_KUBECTL=$(CURDIR)/bin/kubectl $(GO) run ./features/report -list conformance
 
+# Kubernetes' own tests and the images that they name, from the module proxy and Debian's packages.
+.PHONY: conformance-kit
+conformance-kit:
+	@hack/deps.sh
+	$(GO) build -o bin/layers ./hack/layers
+	GO='$(GO)' nice hack/conformance.sh bin/conformance
+
+FOCUS ?= \[Conformance\]
+PROCS ?= 6
+# FOCUS and SKIP are regular expressions of tests' names.
+.PHONY: conformance-upstream
+conformance-upstream: build image bin/kubectl conformance-kit ## Kubernetes' own conformance tests, as they are; FOCUS, SKIP, PROCS (root, slow)
+	CLUSTERD_CONFORMANCE=$(CURDIR)/bin/conformance $(GO) test -count=1 -v -timeout 7h ./e2e/conformance -args -focus='$(FOCUS)' -skip='$(SKIP)' -procs=$(PROCS) -report=$(CURDIR)/bin/conformance/report
+
 ##@ Bench
 
 .PHONY: bench-line

@@ -102,7 +102,7 @@ func BuildStatus(d Desired, o Observed, old *v1.PodStatus, nodeIPs []netip.Addr,
 
 	st.Phase = b.phase(initDone)
 	if core.FinalPhase(st.Phase) {
-		b.neverRan(st)
+		b.neverRan(st, initDone)
 	}
 	if o.Verdict != nil {
 		st.Reason, st.Message = o.Verdict.Reason, o.Verdict.Message
@@ -184,9 +184,10 @@ func (b *builder) slowEnd(st *v1.PodStatus) {
 func clock(t time.Time) string { return t.UTC().Format(time.TimeOnly) + " UTC" }
 
 // neverRan puts the statuses of an ended pod's containers right that never
-// ran: a pod of which none did has no container statuses at all, else such a
-// container counts as ended.
-func (b *builder) neverRan(st *v1.PodStatus) {
+// ran: a pod of which none did has no container statuses at all. Of another one such
+// a container counts as ended if those before it are done, as kubelet has it: after
+// an init container that failed, the rest goes on waiting.
+func (b *builder) neverRan(st *v1.PodStatus, initDone bool) {
 	made := false
 	for _, c := range b.o.Containers {
 		made = made || c.Now != nil
@@ -195,7 +196,7 @@ func (b *builder) neverRan(st *v1.PodStatus) {
 		st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses = nil, nil, nil
 		return
 	}
-	for _, list := range [][]v1.ContainerStatus{st.InitContainerStatuses, st.ContainerStatuses} {
+	ended := func(list []v1.ContainerStatus) {
 		for i := range list {
 			if list[i].State.Waiting != nil {
 				list[i].State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
@@ -204,6 +205,18 @@ func (b *builder) neverRan(st *v1.PodStatus) {
 			}
 		}
 	}
+	if initDone {
+		ended(st.InitContainerStatuses)
+		ended(st.ContainerStatuses)
+		return
+	}
+	last := 0 // after the last one that ran
+	for i, s := range st.InitContainerStatuses {
+		if s.State.Waiting == nil {
+			last = i + 1
+		}
+	}
+	ended(st.InitContainerStatuses[:last])
 }
 
 type builder struct {

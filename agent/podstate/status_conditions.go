@@ -108,10 +108,13 @@ func (b *builder) resizeConditions(st *v1.PodStatus) {
 		st.Conditions = append(st.Conditions, core.TimedPodCondition(b.old.Conditions, c, b.now))
 	}
 	spec := &b.d.Pod.Spec
-	if f := b.o.ResizePending; f != nil && b.o.wanted(spec) {
+	asked := b.o.wanted(spec)
+	if f := b.o.ResizePending; f != nil && asked {
 		set(v1.PodResizePending, f.Reason, f.Message)
+		asked = false
 	}
-	if len(b.o.Unapplied(spec)) > 0 || b.o.podUnapplied(b.d.Pod) {
+	// A generation is never observed without a condition until its resources are held.
+	if asked || len(b.o.Unapplied(spec)) > 0 || b.o.podUnapplied(b.d.Pod) {
 		if f := b.o.ResizeErr; f != nil {
 			set(v1.PodResizeInProgress, f.Reason, f.Message)
 		} else {

@@ -2,6 +2,7 @@ package podstate
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,55 @@ func TestWaitingReasons(t *testing.T) {
 				t.Errorf("state %+v", s.State)
 			}
 		})
+	}
+}
+
+// TestResizeConditions: from the first status with the new generation on, a condition
+// says that its resources are not held yet.
+func TestResizeConditions(t *testing.T) {
+	size := func(cpu string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}}
+	}
+	w := newWorld(v1.RestartPolicyAlways, nil, []string{"a"}).up().running("a")
+	w.d.Pod.Generation, w.d.Pod.Spec.Containers[0].Resources = 2, size("25m")
+	w.o.Allocated, w.o.Containers["a"].Now.Applied = Allocation{"a": size("20m")}, size("20m")
+	has := func(want ...v1.PodConditionType) {
+		t.Helper()
+		var got []v1.PodConditionType
+		for _, c := range w.status(0).Conditions {
+			if IsTransient(c.Type) {
+				got = append(got, c.Type)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	has(v1.PodResizeInProgress) // not granted yet
+	w.o.ResizePending = &Fault{Reason: v1.PodReasonDeferred}
+	has(v1.PodResizePending)
+	w.o.ResizePending, w.o.Allocated["a"] = nil, size("25m")
+	has(v1.PodResizeInProgress) // not applied yet
+	w.o.Containers["a"].Now.Applied = size("25m")
+	has()
+}
+
+// TestNeverRan: what never ran in an ended pod counts as ended only if its turn had come.
+func TestNeverRan(t *testing.T) {
+	w := newWorld(v1.RestartPolicyNever, []string{"i", "j", "k"}, []string{"a"}).up().exited("i", 0).exited("j", 1)
+	s := w.status(0)
+	if s.Phase != v1.PodFailed {
+		t.Fatalf("phase %s", s.Phase)
+	}
+	for _, c := range append(s.InitContainerStatuses[2:], s.ContainerStatuses...) {
+		if c.State.Waiting == nil || c.State.Waiting.Reason != "PodInitializing" {
+			t.Errorf("%s after a failed init container: %+v", c.Name, c.State)
+		}
+	}
+	w = newWorld(v1.RestartPolicyNever, []string{"i"}, []string{"a", "b"}).up().exited("i", 0).exited("a", 1)
+	w.o.Verdict = &Verdict{Reason: "Evicted"}
+	if c := w.status(0).ContainerStatuses[1]; c.State.Terminated == nil || c.State.Terminated.Reason != "ContainerStatusUnknown" {
+		t.Errorf("b of an evicted pod: %+v", c.State)
 	}
 }
 

@@ -42,6 +42,9 @@ func TestWebhookFaults(t *testing.T) {
 		"all and one":  {func(w *v1.ValidatingWebhook) { w.Rules[0].Resources = []string{"*/*", "pods"} }, []string{"webhooks[0].rules[0].resources[0]: Invalid value"}},
 		"one and all":  {func(w *v1.ValidatingWebhook) { w.Rules[0].Resources = []string{"pods/*", "pods/status"} }, []string{`webhooks[0].rules[0].resources[1]: Invalid value: "pods/status": if 'pods/*' is present`}},
 		"no condition": {func(w *v1.ValidatingWebhook) { w.MatchConditions = []v1.MatchCondition{{Name: "x"}} }, []string{"webhooks[0].matchConditions[0].expression: Required value"}},
+		"empty path": {func(w *v1.ValidatingWebhook) {
+			w.ClientConfig = v1.WebhookClientConfig{Service: &v1.ServiceReference{Name: "s", Namespace: "n", Path: ptr.To("")}}
+		}, nil},
 		"wrong service": {func(w *v1.ValidatingWebhook) {
 			w.ClientConfig = v1.WebhookClientConfig{Service: &v1.ServiceReference{Name: "s", Path: ptr.To("x")}}
 		}, []string{"webhooks[0].clientConfig.service.namespace: Required value", `webhooks[0].clientConfig.service.path: Invalid value: "x": must start with a '/'`}},

@@ -260,10 +260,10 @@ func validateURL(text string, at *field.Path) field.ErrorList {
 
 func validatePath(path string, at *field.Path) field.ErrorList {
 	switch {
+	case path == "", path == "/":
+		return nil
 	case !strings.HasPrefix(path, "/"):
 		return field.ErrorList{field.Invalid(at, path, "must start with a '/'")}
-	case path == "/":
-		return nil
 	}
 	var errs field.ErrorList
 	for _, step := range strings.Split(strings.TrimSuffix(path[1:], "/"), "/") {

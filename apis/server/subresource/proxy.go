@@ -30,8 +30,8 @@ import (
 type httpProxy struct {
 	options func() runtime.Object
 	path    func(options runtime.Object) string
-	// find gives the address and port behind a name.
-	find func(ctx context.Context, name, port string) (host string, err error)
+	// find gives the address and port behind a name, for a scheme.
+	find func(ctx context.Context, scheme, name, port string) (host string, err error)
 	// refuse says why an address must not be asked: who may proxy to pods may
 	// not by that speak to the API server's own machine.
 	refuse    func(addr netip.Addr) error
@@ -42,12 +42,12 @@ var _ rest.Connecter = &httpProxy{}
 
 // NewPodProxy serves pods/proxy.
 func NewPodProxy(pods rest.Getter) rest.Storage {
-	p := newProxy(func(ctx context.Context, name, port string) (string, error) {
+	p := newProxy(func(ctx context.Context, scheme, name, port string) (string, error) {
 		pod, err := getPod(ctx, pods, name)
 		if err != nil {
 			return "", err
 		}
-		return podHost(pod, port)
+		return podHost(pod, scheme, port)
 	})
 	p.options = func() runtime.Object { return &corev1.PodProxyOptions{} }
 	p.path = func(options runtime.Object) string { return options.(*corev1.PodProxyOptions).Path }
@@ -57,7 +57,7 @@ func NewPodProxy(pods rest.Getter) rest.Storage {
 // NewServiceProxy serves services/proxy: each request goes to one of the
 // Service's ready endpoints.
 func NewServiceProxy(services rest.Getter, slices rest.Lister) rest.Storage {
-	p := newProxy(func(ctx context.Context, name, port string) (string, error) {
+	p := newProxy(func(ctx context.Context, _, name, port string) (string, error) {
 		obj, err := services.Get(ctx, name, &metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -95,7 +95,7 @@ func NewServiceProxy(services rest.Getter, slices rest.Lister) rest.Storage {
 	return p
 }
 
-func newProxy(find func(ctx context.Context, name, port string) (string, error)) *httpProxy {
+func newProxy(find func(ctx context.Context, scheme, name, port string) (string, error)) *httpProxy {
 	dialer := &net.Dialer{Timeout: 15 * time.Second, KeepAlive: 30 * time.Second}
 	return &httpProxy{find: find, refuse: refuseAddr, transport: &http.Transport{
 		DialContext: dialer.DialContext,
@@ -116,8 +116,8 @@ func refuseAddr(addr netip.Addr) error {
 }
 
 // podHost is where a pod serves a port: a number, the name of a container's
-// port, or "" for the first that its containers declare.
-func podHost(pod *corev1.Pod, port string) (string, error) {
+// port, or "" for the first that its containers declare, else the scheme's.
+func podHost(pod *corev1.Pod, scheme, port string) (string, error) {
 	number := port
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		number = ""
@@ -129,7 +129,10 @@ func podHost(pod *corev1.Pod, port string) (string, error) {
 			}
 		}
 		if number == "" && port == "" {
-			return "", errors.NewBadRequest(fmt.Sprintf("pod %s declares no port: name one as %s:PORT", pod.Name, pod.Name))
+			number = "80"
+			if scheme == "https" {
+				number = "443"
+			}
 		}
 		if number == "" {
 			return "", errors.NewBadRequest(fmt.Sprintf("pod %s has no port called %q", pod.Name, port))
@@ -180,7 +183,7 @@ func (p *httpProxy) Connect(ctx context.Context, id string, options runtime.Obje
 	if scheme == "" {
 		scheme = "http"
 	}
-	host, err := p.find(ctx, name, port)
+	host, err := p.find(ctx, scheme, name, port)
 	if err != nil {
 		return nil, err
 	}

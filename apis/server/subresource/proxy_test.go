@@ -49,7 +49,7 @@ func TestProxy(t *testing.T) {
 		fmt.Fprintf(w, "%s %s %s %s", req.Method, req.URL.RequestURI(), body, req.Header.Get("X-Kept"))
 	}))
 	defer pod.Close()
-	p := newProxy(func(_ context.Context, name, port string) (string, error) {
+	p := newProxy(func(_ context.Context, _, name, port string) (string, error) {
 		if name != "web" || port != "80" {
 			t.Errorf("asked for %s, port %s", name, port)
 		}
@@ -102,8 +102,14 @@ func TestProxyTargets(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web"}, Status: corev1.PodStatus{PodIP: "10.42.0.7"}}
 	pod.Spec.Containers = []corev1.Container{{}, {Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "admin", ContainerPort: 9090}}}}
 	for port, want := range map[string]string{"": "10.42.0.7:8080", "80": "10.42.0.7:80", "admin": "10.42.0.7:9090", "none": "", "70000": ""} {
-		if got, err := podHost(pod, port); got != want || (err == nil) != (want != "") {
+		if got, err := podHost(pod, "http", port); got != want || (err == nil) != (want != "") {
 			t.Errorf("pod, port %q: %q, %v; want %q", port, got, err, want)
+		}
+	}
+	pod.Spec.Containers = pod.Spec.Containers[:1]
+	for scheme, want := range map[string]string{"http": "10.42.0.7:80", "https": "10.42.0.7:443"} {
+		if got, err := podHost(pod, scheme, ""); got != want || err != nil {
+			t.Errorf("pod without ports, %s: %q, %v; want %q", scheme, got, err, want)
 		}
 	}
 	one := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}}}

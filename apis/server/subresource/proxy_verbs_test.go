@@ -36,7 +36,7 @@ func TestProxyVerbs(t *testing.T) {
 		{"https:web:443", "https", "443", secure},
 		{"https:web:named", "https", "named", secure},
 	} {
-		p := newProxy(func(_ context.Context, name, port string) (string, error) {
+		p := newProxy(func(_ context.Context, _, name, port string) (string, error) {
 			if name != "web" || port != test.port {
 				t.Errorf("%s: asked for %s, port %q", test.id, name, port)
 			}
