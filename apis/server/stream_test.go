@@ -301,6 +301,11 @@ func TestNodeProxy(t *testing.T) {
 	if body, err := get("n1", "metrics/cadvisor"); err != nil || body != "GET /metrics/cadvisor?a=b" {
 		t.Errorf("%q %v", body, err)
 	}
+	for _, agent := range []string{"n1:10250", "https:n1:10250"} { // a kubelet's usual port
+		if body, err := get(agent, "metrics/cadvisor"); err != nil || body != "GET /metrics/cadvisor?a=b" {
+			t.Errorf("%s: %q %v", agent, body, err)
+		}
+	}
 	if _, err := get("n9", "metrics"); !apierrors.IsNotFound(err) {
 		t.Errorf("unknown node: %v, want NotFound", err)
 	}

@@ -3,16 +3,19 @@ package subresource
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/proxy"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -41,25 +44,67 @@ func (t NodeTransport) location(ctx context.Context, node, urlPath string, query
 	return transport, &target, nil
 }
 
-// NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it.
+// NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it, or what
+// else listens at the node's address. The name of the request is [SCHEME:]NODE[:PORT]:
+// without a port, with the agent's own, or with the kubelet's usual one, which clients
+// have written down, it is the agent that is asked.
 type NodeProxy struct {
 	nodes      rest.Getter
 	authorizer authorizer.UnconditionalAuthorizer
 	transport  NodeTransport
+	ports      *httpProxy // to the node's other ports
 }
+
+// kubeletPort is where a kubelet serves its API.
+const kubeletPort = "10250"
 
 var _ rest.Connecter = &NodeProxy{}
 
 // NewNodeProxy proxies to the nodes that nodes knows.
 func NewNodeProxy(nodes rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) *NodeProxy {
-	return &NodeProxy{nodes: nodes, authorizer: z, transport: transport}
+	p := &NodeProxy{nodes: nodes, authorizer: z, transport: transport}
+	p.ports = newProxy(func(ctx context.Context, _, name, port string) (string, error) {
+		node, err := p.node(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		return nodeHost(node, port)
+	})
+	p.ports.options = p.New
+	p.ports.path = func(options runtime.Object) string { return options.(*corev1.NodeProxyOptions).Path }
+	return p
+}
+
+func (p *NodeProxy) node(ctx context.Context, name string) (*corev1.Node, error) {
+	obj, err := p.nodes.Get(ctx, name, &metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil, errors.NewInternalError(fmt.Errorf("read node %s: got a %T", name, obj))
+	}
+	return node, nil
+}
+
+// nodeHost is where a node listens at a port.
+func nodeHost(node *corev1.Node, port string) (string, error) {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return "", errors.NewBadRequest(fmt.Sprintf("port %q of node %s: want a number from 1 to 65535", port, node.Name))
+	}
+	for _, a := range node.Status.Addresses {
+		if a.Type == corev1.NodeInternalIP {
+			return net.JoinHostPort(a.Address, port), nil
+		}
+	}
+	return "", errors.NewServiceUnavailable(fmt.Sprintf("node %s has no address yet", node.Name))
 }
 
 // New returns the options of the connection.
 func (p *NodeProxy) New() runtime.Object { return &corev1.NodeProxyOptions{} }
 
-// Destroy does nothing.
-func (p *NodeProxy) Destroy() {}
+// Destroy closes what is idle.
+func (p *NodeProxy) Destroy() { p.ports.Destroy() }
 
 // ConnectMethods is every method.
 func (p *NodeProxy) ConnectMethods() []string {
@@ -75,14 +120,22 @@ func (p *NodeProxy) NewConnectOptions() (runtime.Object, bool, string) {
 // containers, also when the method is GET.
 var acting = []string{"exec", "attach", "portForward", "run"}
 
-// Connect proxies the request to the agent of the node called id.
+// Connect proxies the request to the agent of a node, or to a port of it.
 func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
 	opts, ok := options.(*corev1.NodeProxyOptions)
 	if !ok {
 		return nil, errors.NewInternalError(fmt.Errorf("proxy to node %s: options are a %T", id, options))
 	}
-	if _, err := p.nodes.Get(ctx, id, &metav1.GetOptions{}); err != nil {
+	_, name, port, valid := utilnet.SplitSchemeNamePort(id)
+	if !valid {
+		return nil, errors.NewBadRequest(fmt.Sprintf("invalid name %q: want [http:|https:]NODE[:PORT]", id))
+	}
+	node, err := p.node(ctx, name)
+	if err != nil {
 		return nil, err
+	}
+	if port != "" && port != kubeletPort && port != strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)) {
+		return p.ports.Connect(ctx, id, options, responder)
 	}
 	// Clean, so that no ".." reaches past what the agent publishes.
 	target := path.Clean("/" + opts.Path)
@@ -94,7 +147,7 @@ func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Obje
 			return nil, err
 		}
 	}
-	transport, location, err := p.transport.location(ctx, id, target, nil)
+	transport, location, err := p.transport.location(ctx, name, target, nil)
 	if err != nil {
 		return nil, err
 	}

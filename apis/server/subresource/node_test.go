@@ -2,7 +2,11 @@ package subresource
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -64,5 +68,76 @@ func TestNodeProxyActs(t *testing.T) {
 		if err != nil && !strings.Contains(err.Error(), `cannot create resource "nodes/proxy", which a WebSocket needs`) {
 			t.Errorf("%s: %v", tt.path, err)
 		}
+	}
+}
+
+// oneNode is a store with node n1, whose address is the host's own.
+type oneNode struct{}
+
+func (oneNode) Get(_ context.Context, name string, _ *metav1.GetOptions) (runtime.Object, error) {
+	if name != "n1" {
+		return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
+	}
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Addresses:       []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "127.0.0.1"}},
+		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: 6443}},
+	}}, nil
+}
+
+// TestNodeProxyPorts: the agent answers without a port, at its own and at a kubelet's;
+// other ports are those of the node's address, without the caller's credentials.
+func TestNodeProxyPorts(t *testing.T) {
+	serve := func(name string) *httptest.Server {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			fmt.Fprintf(w, "%s %s %q", name, req.URL.Path, req.Header.Get("Authorization"))
+		}))
+		t.Cleanup(s.Close)
+		return s
+	}
+	agent, other := serve("agent"), serve("other")
+	_, port, err := net.SplitHostPort(other.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := url.Parse(agent.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewNodeProxy(oneNode{}, creators{}, func(_ context.Context, node string) (http.RoundTripper, *url.URL, error) {
+		if node != "n1" {
+			t.Errorf("the agent of %q is asked", node)
+		}
+		return http.DefaultTransport, base, nil
+	})
+	defer p.Destroy()
+	ctx := request.WithRequestInfo(t.Context(), &request.RequestInfo{Verb: "get", APIVersion: "v1", Resource: "nodes", Subresource: "proxy"})
+	if _, err := p.Connect(ctx, "n1:"+port, &corev1.NodeProxyOptions{}, nil); !apierrors.IsBadRequest(err) {
+		t.Errorf("a node whose address is the server's own: %v, want BadRequest", err)
+	}
+	p.ports.refuse = func(netip.Addr) error { return nil }
+	for id, want := range map[string]string{
+		"n1": `agent /metrics "Bearer t"`, "n1:6443": `agent /metrics "Bearer t"`, "https:n1:10250": `agent /metrics "Bearer t"`,
+		"n1:" + port: `other /metrics ""`, "http:n1:" + port: `other /metrics ""`,
+	} {
+		h, err := p.Connect(ctx, id, &corev1.NodeProxyOptions{Path: "metrics"}, nil)
+		if err != nil {
+			t.Errorf("%s: %v", id, err)
+			continue
+		}
+		req := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		req.Header.Set("Authorization", "Bearer t")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, req)
+		if got := w.Body.String(); got != want {
+			t.Errorf("%s: %s, want %s", id, got, want)
+		}
+	}
+	for _, id := range []string{"n1:0", "n1:70000", "n1:name", "ftp:n1:80"} {
+		if _, err := p.Connect(ctx, id, &corev1.NodeProxyOptions{}, nil); !apierrors.IsBadRequest(err) {
+			t.Errorf("%s: %v, want BadRequest", id, err)
+		}
+	}
+	if _, err := p.Connect(ctx, "n9:80", &corev1.NodeProxyOptions{}, nil); !apierrors.IsNotFound(err) {
+		t.Errorf("a node that is not there: %v, want NotFound", err)
 	}
 }
