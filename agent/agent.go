@@ -322,7 +322,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "agent", Host: cfg.NodeName})
+	a.recorder = a.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: EventSource, Host: cfg.NodeName})
 	nodeConfig := node.Config{
 		LeaseTime: cmp.Or(cfg.LeaseTime, defaultLeaseTime),
 		Name:      cfg.NodeName, IPs: cfg.NodeIPs, Addresses: cfg.NodeAddresses, Client: cfg.Client, Heartbeat: cfg.HeartbeatClient, Version: cfg.Version,
@@ -510,6 +510,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Wait()
 	return errors.Join(errs...)
 }
+
+// EventSource is what a node's events name as their source: Kubernetes' name for the
+// agent of a node, by which tools select them.
+const EventSource = "kubelet"
 
 // defaultLeaseTime is upstream's.
 const defaultLeaseTime = 40 * time.Second

@@ -52,6 +52,7 @@ import (
 	"github.com/clusterd/clusterd/sched/podcertificate"
 	"github.com/clusterd/clusterd/sched/podgc"
 	"github.com/clusterd/clusterd/sched/podgroupprotection"
+	"github.com/clusterd/clusterd/sched/policytypecheck"
 	"github.com/clusterd/clusterd/sched/quota"
 	"github.com/clusterd/clusterd/sched/rebalance"
 	"github.com/clusterd/clusterd/sched/replicaset"
@@ -220,6 +221,7 @@ func All(cfg Config) ([]Loop, error) {
 		func() (Loop, error) { return bootstraptoken.New(env), nil },
 		func() (Loop, error) { return certificatesigning.New(env, cfg.SignClient), nil },
 		func() (Loop, error) { return podcertificate.New(env), nil },
+		func() (Loop, error) { return policytypecheck.New(env), nil },
 	}
 	if cfg.Rebalance > 0 {
 		constructors = append(constructors, func() (Loop, error) { return rebalance.New(env, planner, cfg.Rebalance, cfg.RebalanceSettled), nil })

@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/clusterd/clusterd/agent"
 )
 
 // setupError is returned when a part of the agent could not be started, as
@@ -72,7 +74,7 @@ func setupEvent(node string, err error, now metav1.Time) *corev1.Event {
 		},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
 		Reason:         kubeletSetupFailed, Message: setupMessage(err), Type: corev1.EventTypeWarning,
-		Source:         corev1.EventSource{Component: "agent", Host: node},
+		Source:         corev1.EventSource{Component: agent.EventSource, Host: node},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
 }

@@ -93,6 +93,20 @@ func TestE2EXAdmission(t *testing.T) {
 		k.noPolicy("Validating", "says-one")
 		k.noPolicy("Validating", "says-two")
 	})
+	k.sub("expressions that do not fit the kinds", func(k *kit) {
+		checked := func(expression string, generation int, words ...string) {
+			k.Helper()
+			k.policy("Validating", "typed", "{apiGroups: [apps], apiVersions: [v1], operations: [CREATE], resources: [deployments]}",
+				fmt.Sprintf(`  validations: [{expression: "object.spec.replicas > 1", messageExpression: "'replicas: ' + string(object.spec.replicas)"}, {expression: %q}]`, expression))
+			k.eventuallyHas([]string{"get", "validatingadmissionpolicy", "typed", "-o",
+				`jsonpath=checked {.status.observedGeneration}: {.status.typeChecking.expressionWarnings[*].fieldRef} {.status.typeChecking.expressionWarnings[*].warning}.`},
+				append(words, fmt.Sprintf("checked %d: ", generation))...)
+		}
+		checked("object.spec.copies > 1", 1, "checked 1: spec.validations[1].expression apps/v1, Kind=Deployment: ERROR", "undefined field 'copies'")
+		checked("object.spec.replicas > '1'", 2, "checked 2: spec.validations[1].expression ", "no matching overload")
+		checked("object.spec.replicas < 9", 3, "checked 3:  .")
+		k.noPolicy("Validating", "typed")
+	})
 	k.sub("what is judged, and what not", func(k *kit) {
 		features.Shows(k, 63)
 		k.ready("ours")
