@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -79,6 +80,9 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
+	if jobs, err = c.withUnseen(ctx, cj, jobs); err != nil {
+		return err
+	}
 	plan := Decide(Input{CronJob: cj, Jobs: jobs, Now: c.clock.Now()})
 	if plan.Recheck > 0 {
 		c.EnqueueAfter(key, plan.Recheck)
@@ -102,6 +106,25 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 		plan.Status.LastScheduleTime = ptr.To(metav1.NewTime(plan.At))
 	}
 	return c.updateStatus(ctx, cj, plan.Status)
+}
+
+// withUnseen adds the active Jobs that exist but are not in the cache, which may be older
+// than the status that names them.
+func (c *controller) withUnseen(ctx context.Context, cj *batchv1.CronJob, jobs []*batchv1.Job) ([]*batchv1.Job, error) {
+	for _, ref := range cj.Status.Active {
+		if slices.ContainsFunc(jobs, func(j *batchv1.Job) bool { return j.UID == ref.UID }) {
+			continue
+		}
+		live, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, fmt.Errorf("look for active job %s: %w", ref.Name, err)
+		case live.UID == ref.UID:
+			jobs = append(slices.Clip(jobs), live)
+		}
+	}
+	return jobs, nil
 }
 
 // errTaken is returned when the Job's name belongs to another owner's object.

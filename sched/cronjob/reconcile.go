@@ -10,6 +10,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/sched/internal/seconds"
@@ -22,7 +23,8 @@ const manyMissed = 100
 // Input is all that Decide looks at. Decide changes none of it.
 type Input struct {
 	CronJob *batchv1.CronJob
-	// Jobs are those that the CronJob controls, in any order.
+	// Jobs are those that the CronJob controls, in any order, with those of its active
+	// ones that the cache does not show yet: an active one that is not among them is gone.
 	Jobs []*batchv1.Job
 	Now  time.Time
 }
@@ -103,7 +105,7 @@ func Decide(in Input) Plan {
 			return p
 		}
 	case batchv1.ReplaceConcurrent:
-		p.Replace = running
+		p.Replace, p.Status.Active = running, nil
 	}
 	p.Create, p.At = job, at
 	return p
@@ -111,26 +113,31 @@ func Decide(in Input) Plan {
 
 // takeStock lists the Jobs that run, and returns them.
 func takeStock(p *Plan, in Input) (running []*batchv1.Job) {
-	was := map[string]bool{}
+	was := map[types.UID]string{}
 	for _, ref := range p.Status.Active {
-		was[string(ref.UID)] = true
+		was[ref.UID] = ref.Name
 	}
 	jobs := slices.Clone(in.Jobs)
 	slices.SortFunc(jobs, byStart)
 	var active []corev1.ObjectReference
 	for _, j := range jobs {
 		how, done := ended(j)
+		_, known := was[j.UID]
+		delete(was, j.UID)
 		if !done {
 			running = append(running, j)
 			active = append(active, reference(j))
 			continue
 		}
-		if was[string(j.UID)] {
+		if known {
 			p.Events = append(p.Events, Event{corev1.EventTypeNormal, "SawCompletedJob", fmt.Sprintf("Saw completed job: %s, condition: %s", j.Name, how)})
 		}
 		if t := j.Status.CompletionTime; how == batchv1.JobComplete && t != nil && (p.Status.LastSuccessfulTime == nil || t.After(p.Status.LastSuccessfulTime.Time)) {
 			p.Status.LastSuccessfulTime = t.DeepCopy()
 		}
+	}
+	for _, name := range slices.Sorted(maps.Values(was)) {
+		p.warn("MissingJob", "Job %s, which was active, does not exist any more", name)
 	}
 	p.Status.Active = active
 	return running

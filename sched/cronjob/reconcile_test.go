@@ -137,8 +137,13 @@ func describe(cj *batchv1.CronJob, p Plan) string {
 func TestStatus(t *testing.T) {
 	cj := newCronJob("30 * * * *", func(cj *batchv1.CronJob) { cj.Status.Active = []corev1.ObjectReference{{UID: "a"}} })
 	p := Decide(Input{CronJob: cj, Jobs: []*batchv1.Job{job("a Complete -3m"), job("b -1m")}, Now: now})
-	if len(p.Status.Active) != 1 || p.Status.Active[0].Name != "b" || p.Status.LastSuccessfulTime == nil || p.Events[0].Reason != "SawCompletedJob" {
+	if len(p.Status.Active) != 1 || p.Status.Active[0].Name != "b" || p.Status.LastSuccessfulTime == nil || len(p.Events) != 1 || p.Events[0].Reason != "SawCompletedJob" {
 		t.Errorf("status %+v, says %v", p.Status, p.Events)
+	}
+	cj.Status.Active = []corev1.ObjectReference{{UID: "gone", Name: "web-1"}, {UID: "b", Name: "b"}}
+	p = Decide(Input{CronJob: cj, Jobs: []*batchv1.Job{job("b -1m")}, Now: now})
+	if len(p.Status.Active) != 1 || len(p.Events) != 1 || p.Events[0].Reason != "MissingJob" || !strings.Contains(p.Events[0].Message, "web-1") {
+		t.Errorf("a job that was deleted: status %+v, says %v", p.Status, p.Events)
 	}
 }
 
