@@ -7,12 +7,14 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/proxy"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -81,7 +83,8 @@ func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Obje
 	if !ok {
 		return nil, errors.NewInternalError(fmt.Errorf("proxy to node %s: options are a %T", id, options))
 	}
-	if _, err := p.nodes.Get(ctx, id, &metav1.GetOptions{}); err != nil {
+	name, err := p.name(ctx, id)
+	if err != nil {
 		return nil, err
 	}
 	// Clean, so that no ".." reaches past what the agent publishes.
@@ -94,11 +97,35 @@ func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Obje
 			return nil, err
 		}
 	}
-	transport, location, err := p.transport.location(ctx, id, target, nil)
+	transport, location, err := p.transport.location(ctx, name, target, nil)
 	if err != nil {
 		return nil, err
 	}
 	handler := proxy.NewUpgradeAwareHandler(location, transport, false, false, proxy.NewErrorResponder(responder))
 	handler.UseLocationHost = true
 	return handler, nil
+}
+
+// kubeletPort is a kubelet's by default, which programs name without asking.
+const kubeletPort = "10250"
+
+// name is the node that a request names as [https:]NAME[:PORT]. The only port is its
+// agent's, by the number that the Node has or by a kubelet's.
+func (p *NodeProxy) name(ctx context.Context, id string) (string, error) {
+	scheme, name, port, valid := utilnet.SplitSchemeNamePort(id)
+	if !valid || scheme == "http" {
+		return "", errors.NewBadRequest(fmt.Sprintf("invalid node request %q: want [https:]NAME[:PORT]", id))
+	}
+	obj, err := p.nodes.Get(ctx, name, &metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return "", errors.NewInternalError(fmt.Errorf("read node %s: got a %T", name, obj))
+	}
+	if own := strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)); port != "" && port != own && port != kubeletPort {
+		return "", errors.NewBadRequest(fmt.Sprintf("port %s of node %s is not proxied to: its agent has %s", port, name, own))
+	}
+	return name, nil
 }

@@ -20,7 +20,7 @@ import (
 type anyNode struct{}
 
 func (anyNode) Get(context.Context, string, *metav1.GetOptions) (runtime.Object, error) {
-	return &corev1.Node{}, nil
+	return &corev1.Node{Status: corev1.NodeStatus{DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: 6443}}}}, nil
 }
 
 // creators lets user "acts" create nodes/proxy of n1.
@@ -31,6 +31,25 @@ func (creators) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// TestNodeProxyNames: a node may be named with its agent's port, and with no other.
+func TestNodeProxyNames(t *testing.T) {
+	p := NewNodeProxy(anyNode{}, creators{}, func(_ context.Context, name string) (http.RoundTripper, *url.URL, error) {
+		if name != "n1" {
+			t.Errorf("reached %q", name)
+		}
+		return http.DefaultTransport, &url.URL{Scheme: "https", Host: "n1"}, nil
+	})
+	for id, message := range map[string]string{
+		"n1": "", "n1:10250": "", "n1:6443": "", "https:n1:10250": "", "https:n1:": "",
+		"n1:22": "port 22 of node n1 is not proxied to: its agent has 6443", "http:n1:10250": "invalid node request", "a:b:c:d": "invalid node request",
+	} {
+		_, err := p.Connect(t.Context(), id, &corev1.NodeProxyOptions{Path: "pods"}, nil)
+		if (err == nil) != (message == "") || err != nil && !(apierrors.IsBadRequest(err) && strings.Contains(err.Error(), message)) {
+			t.Errorf("%s: %v, want %q", id, err, message)
+		}
+	}
 }
 
 // TestNodeProxyActs: what acts in containers needs create, also as GET, which is what
