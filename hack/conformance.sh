@@ -64,8 +64,10 @@ programs() {
 }
 
 suite() {
+	local at=k8s.io/component-base/version # some tests go by the version that theirs was built with
 	(cd "$src" && $go build -ldflags '-s -w' -o "$out/ginkgo" github.com/onsi/ginkgo/v2/ginkgo &&
-		$go test -vet=off -c -ldflags '-s -w' -o "$out/e2e.test" k8s.io/kubernetes/test/e2e)
+		$go test -vet=off -c -ldflags "-s -w -X $at.gitVersion=$kubernetes -X $at.gitMajor=1 -X $at.gitMinor=$(echo "$kubernetes" | cut -d. -f2)" \
+			-o "$out/e2e.test" k8s.io/kubernetes/test/e2e)
 }
 
 # debian FOLDER PACKAGE...: a root file system of the packages and what they depend on, unpacked
