@@ -64,8 +64,10 @@ programs() {
 }
 
 suite() {
+	local at=k8s.io/component-base/version # some tests go by the version that theirs was built with
 	(cd "$src" && $go build -ldflags '-s -w' -o "$out/ginkgo" github.com/onsi/ginkgo/v2/ginkgo &&
-		$go test -vet=off -c -ldflags '-s -w' -o "$out/e2e.test" k8s.io/kubernetes/test/e2e)
+		$go test -vet=off -c -ldflags "-s -w -X $at.gitVersion=$kubernetes -X $at.gitMajor=1 -X $at.gitMinor=$(echo "$kubernetes" | cut -d. -f2)" \
+			-o "$out/e2e.test" k8s.io/kubernetes/test/e2e)
 }
 
 # debian FOLDER PACKAGE...: a root file system of the packages and what they depend on, unpacked
@@ -125,18 +127,19 @@ images() {
 	fi
 	rm -rf "$root" "$out"/images/*
 	mkdir -p "$root"
-	debian "$root/tools" dash bash bash-static curl netcat-openbsd iproute2 iperf socat bind9-dnsutils util-linux
+	debian "$root/tools" dash bash bash-static curl netcat-openbsd iproute2 iperf socat bind9-dnsutils libc-bin util-linux
 	ln -sf dash "$root/tools/bin/sh"
 	ln -sf nc.openbsd "$root/tools/bin/nc" # as Debian's alternatives would have it
 	debian "$root/nginx-base" dash nginx curl
 	ln -sf dash "$root/nginx-base/bin/sh"
 
-	# busybox: one program under all of its names, but for sh: Debian's shells of that size keep
-	# variables such as data-1 from programs, and the suite's tests of them call one by sh.
+	# busybox: one program under all of its names. Its shell in Debian is older than the image's
+	# and keeps variables such as data-1 from programs: who calls it as sh gets another one, who
+	# calls it as /bin/sh, and reads its messages, gets it.
 	mkdir -p "$root"/busybox/{bin,etc,tmp,root,home,proc,sys,dev,usr/sbin,var/{log,tmp,spool/mail,www}}
 	chmod 1777 "$root"/busybox/{tmp,var/tmp}
 	cp "$root/tools/bin/busybox" "$root/busybox/bin/"
-	cp "$root/tools/bin/bash-static" "$root/busybox/bin/sh"
+	install -D -m 0755 "$root/tools/bin/bash-static" "$root/busybox/usr/local/bin/sh"
 	accounts "$root/busybox"
 	applets "$root/busybox"
 	pack BusyBox -cmd sh "$root/busybox"

@@ -63,7 +63,7 @@ func CertificateSigningRequest() kind.Kind {
 			PrepareUpdate: func(r, old *request) {
 				r.Spec = old.Spec
 				// The approver and the signer differ.
-				r.Status.Conditions = replaceConditions(r.Status.Conditions, old.Status.Conditions, isDecision)
+				r.Status.Conditions = keepDecisions(r.Status.Conditions, old.Status.Conditions)
 				stamp(r, old)
 			},
 			ValidateUpdate: validateStatusUpdate,
@@ -71,7 +71,7 @@ func CertificateSigningRequest() kind.Kind {
 		Parts: []kind.TypedPart[*request]{{
 			Name: "approval",
 			PrepareUpdate: func(r, old *request) {
-				conditions := replaceConditions(r.Status.Conditions, old.Status.Conditions, isNoDecision)
+				conditions := r.Status.Conditions
 				r.Spec = old.Spec
 				r.Status = *old.Status.DeepCopy()
 				r.Status.Conditions = conditions
@@ -99,21 +99,17 @@ func isDecision(c *certificatesv1.CertificateSigningRequestCondition) bool {
 	return c.Type == certificatesv1.CertificateApproved || c.Type == certificatesv1.CertificateDenied
 }
 
-func isNoDecision(c *certificatesv1.CertificateSigningRequestCondition) bool { return !isDecision(c) }
-
-// replaceConditions takes the conditions that the writer may not change from
-// old.
-func replaceConditions(conditions, old []certificatesv1.CertificateSigningRequestCondition,
-	keep func(*certificatesv1.CertificateSigningRequestCondition) bool,
-) []certificatesv1.CertificateSigningRequestCondition {
+// keepDecisions takes the decisions from old, which signers may not change. Approvers
+// may change all conditions.
+func keepDecisions(conditions, old []certificatesv1.CertificateSigningRequestCondition) []certificatesv1.CertificateSigningRequestCondition {
 	var result []certificatesv1.CertificateSigningRequestCondition
 	for i := range old {
-		if keep(&old[i]) {
+		if isDecision(&old[i]) {
 			result = append(result, old[i])
 		}
 	}
 	for i := range conditions {
-		if !keep(&conditions[i]) {
+		if !isDecision(&conditions[i]) {
 			result = append(result, conditions[i])
 		}
 	}

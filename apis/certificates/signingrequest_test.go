@@ -128,7 +128,7 @@ func TestRequester(t *testing.T) {
 	}
 }
 
-// TestWhoWritesWhat: approvers write decisions and nothing else, signers all of
+// TestWhoWritesWhat: approvers write conditions and nothing else, signers all of
 // the status but decisions, everybody else neither.
 func TestWhoWritesWhat(t *testing.T) {
 	k := CertificateSigningRequest()
@@ -148,7 +148,7 @@ func TestWhoWritesWhat(t *testing.T) {
 		certificate bool
 	}{
 		{"main", func(r, old *request) { k.PrepareUpdate(r, old) }, nil, false},
-		{"approval", func(r, old *request) { k.Parts[0].PrepareUpdate(r, old) }, []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved}, false},
+		{"approval", func(r, old *request) { k.Parts[0].PrepareUpdate(r, old) }, []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateFailed}, false},
 		{"status", func(r, old *request) { k.Status.PrepareUpdate(r, old) }, []certificatesv1.RequestConditionType{certificatesv1.CertificateFailed}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -61,8 +61,12 @@ func run(out, registry, ref, arch string, config v1.Config, dirs []string) error
 		return err
 	}
 	for _, dir := range dirs {
-		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-			return fmt.Errorf("%s: not a folder (%v)", dir, err)
+		info, err := os.Stat(dir)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			return fmt.Errorf("%s: not a folder", dir)
 		}
 		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 			r, w := io.Pipe()

@@ -194,7 +194,12 @@ func (p *httpProxy) Connect(ctx context.Context, id string, options runtime.Obje
 	if err := p.refuse(at.Addr()); err != nil {
 		return nil, err
 	}
-	location := &url.URL{Scheme: scheme, Host: host, Path: "/" + strings.TrimPrefix(p.path(options), "/")}
+	location := &url.URL{Scheme: scheme, Host: host}
+	// Without a path, not even "/", the handler redirects to one, as links that are
+	// relative need it.
+	if path := p.path(options); path != "" {
+		location.Path = "/" + strings.TrimPrefix(path, "/")
+	}
 	handler := proxy.NewUpgradeAwareHandler(location, p.transport, true, false, proxy.NewErrorResponder(responder))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		req = req.Clone(req.Context())

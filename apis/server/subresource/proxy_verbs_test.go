@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,7 +45,7 @@ func TestProxyVerbs(t *testing.T) {
 		p.path = func(options runtime.Object) string { return options.(*corev1.PodProxyOptions).Path }
 		for _, path := range []string{"/", "/some/path/with/suffix", "/slash/at/end/"} {
 			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				h, err := p.Connect(req.Context(), test.id, &corev1.PodProxyOptions{Path: strings.TrimPrefix(path, "/")}, answer{t})
+				h, err := p.Connect(req.Context(), test.id, &corev1.PodProxyOptions{Path: path}, answer{t})
 				if err != nil {
 					t.Error(err)
 					return
@@ -69,6 +68,22 @@ func TestProxyVerbs(t *testing.T) {
 				}
 			}
 			api.Close()
+		}
+		// Without even a slash what may be followed is sent on to the one with it.
+		for _, method := range p.ConnectMethods() {
+			h, err := p.Connect(t.Context(), test.id, &corev1.PodProxyOptions{}, answer{t})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, "/pods/"+test.id+"/proxy?method="+method, nil))
+			want, at := http.StatusAccepted, ""
+			if method == http.MethodGet || method == http.MethodHead {
+				want, at = http.StatusMovedPermanently, "/pods/"+test.id+"/proxy/?method="+method
+			}
+			if w.Code != want || w.Header().Get("Location") != at {
+				t.Errorf("%s %s/proxy: code %d to %q, want %d to %q", method, test.id, w.Code, w.Header().Get("Location"), want, at)
+			}
 		}
 		p.Destroy()
 	}
