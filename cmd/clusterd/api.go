@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
 // clusterAPI answers /clusterd/v1/…: what clusterctl asks beside Kubernetes'
@@ -34,8 +35,10 @@ type clusterAPI struct {
 	members *gossip.Members
 	trust   *pki.LiveTrust
 	clock   *clock.Clock
-	// exchange is what this server does of an exchange of the authority.
-	exchange *exchange
+	// rotation starts CA rotations.
+	rotation *rotationServer
+	// secrets are what a snapshot needs beside the state.
+	secrets func() (backup.Secrets, error)
 	// sealing is how this server seals at rest.
 	sealing func() *encryptionView
 	self    netip.AddrPort

@@ -52,7 +52,7 @@ func (a *clusterAPI) archive(ctx context.Context) (write func(io.Writer) error, 
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := a.exchange.secrets()
+	secrets, err := a.secrets()
 	if err != nil {
 		return nil, err
 	}
@@ -287,4 +287,36 @@ func deletedOnce(ops []mvcc.Op) []mvcc.Op {
 		deleted[op.Key] = deleted[op.Key] || op.Type == mvcc.OpDelete
 		return again
 	})
+}
+
+// snapshotSecrets are what a snapshot of the state needs beside it.
+func (m *Main) snapshotSecrets() (backup.Secrets, error) {
+	keys, err := m.sealKeys()
+	if err != nil {
+		return backup.Secrets{}, err
+	}
+	trust := m.trust.Load()
+	secrets := backup.Secrets{CACert: pki.EncodeCert(trust.Signer().Cert), Own: map[string]backup.Authority{}}
+	own, err := sealKeyOf(trust.For(pki.ForSecrets).Signer())
+	if err != nil {
+		return secrets, err
+	}
+	for _, key := range keys {
+		if key.ID != own.ID {
+			secrets.SealKeys = append(secrets.SealKeys, sealLine(key)...)
+		}
+	}
+	for _, p := range pki.OwnPurposes {
+		ca := trust.For(p).Signer()
+		if ca.ID() == trust.Signer().ID() {
+			continue // it has none of its own, or none that signs yet
+		}
+		key, err := ca.EncodeCAKey()
+		if err != nil {
+			return secrets, err
+		}
+		secrets.Own[string(p)] = backup.Authority{Cert: pki.EncodeCert(ca.Cert), Key: key}
+	}
+	secrets.CAKey, err = trust.Signer().EncodeCAKey()
+	return secrets, err
 }

@@ -64,9 +64,8 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 	cfg := defaultConfig()
 	cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), "127.0.0.1"
 	m := &Main{dir: keyDir{dataDir: dataDir(t.TempDir())}, id: &identity{trust: had}}
-	m.exchange = &exchange{main: m}
 	m.trust.Store(had)
-	secrets, err := m.exchange.secrets()
+	secrets, err := m.snapshotSecrets()
 	if err != nil || !bytes.Equal(secrets.CAKey, key) || len(secrets.Own) > 0 != had.Separated() {
 		t.Fatalf("in the snapshot: %+v, %v", secrets, err)
 	}

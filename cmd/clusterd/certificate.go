@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"time"
 
 	"github.com/clusterd/clusterd/member/pki"
@@ -9,7 +10,7 @@ import (
 
 // keepCert renews the node's certificate in time, and when the machine has slept or its clock was set.
 func (m *Main) keepCert(ctx context.Context) error {
-	now := m.renewNow.next()
+	now := m.renewNow.Next()
 	for {
 		select {
 		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
@@ -17,7 +18,7 @@ func (m *Main) keepCert(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		now = m.renewNow.next() // before renew: what is told meanwhile counts
+		now = m.renewNow.Next() // before renew: what is notified meanwhile counts
 		m.renew(m.clock.Now())
 	}
 }
@@ -70,4 +71,48 @@ func (m *Main) showIdentity(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	return m.useIdentity(now)
+}
+
+// useIdentity shows the certificate of m.id and trusts its authorities from now on. idMu is held.
+func (m *Main) useIdentity(now time.Time) error {
+	shown, err := m.shownNow(now)
+	if err != nil {
+		return err
+	}
+	m.cert.Store(m.id.tlsCertificate())
+	m.shown.Store(shown)
+	m.trust.Store(m.id.trust)
+	return nil
+}
+
+// shownCertificates are what clients of the API and joiners are shown, by the id
+// of the authority that signed it.
+type shownCertificates struct {
+	of        map[string]*tls.Certificate
+	otherwise *tls.Certificate
+}
+
+// shownNow makes them. The API's clients know the older authority and may not know
+// the newer one yet. idMu is held.
+func (m *Main) shownNow(now time.Time) (*shownCertificates, error) {
+	own, signer := m.id.tlsCertificate(), m.id.trust.Signer()
+	shown := &shownCertificates{of: map[string]*tls.Certificate{signer.ID(): own}, otherwise: own}
+	if elder := m.id.trust.Elder(); elder != signer {
+		cert, err := elder.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+		if err != nil {
+			return nil, err
+		}
+		shown.otherwise = tlsCertificate(elder, cert, m.id.key)
+		shown.of[elder.ID()] = shown.otherwise
+	}
+	return shown, nil
+}
+
+// showCert is transport.Identity's Shown.
+func (m *Main) showCert(authority string) *tls.Certificate {
+	shown := m.shown.Load()
+	if cert, ok := shown.of[authority]; ok {
+		return cert
+	}
+	return shown.otherwise
 }

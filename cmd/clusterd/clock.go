@@ -214,7 +214,7 @@ func (m *Main) newClockWatch() *clockWatch {
 			}
 			return m.store.Time()
 		},
-		ask: make(chan struct{}, 1), changed: m.renewNow.tell,
+		ask: make(chan struct{}, 1), changed: m.renewNow.Broadcast,
 	}
 }
 

@@ -38,6 +38,7 @@ import (
 	"github.com/clusterd/clusterd/member/tunnel"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	changes "github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/sched"
 	"github.com/clusterd/clusterd/ui"
 )
@@ -51,19 +52,19 @@ type Main struct {
 	// what is used.
 	idMu         sync.Mutex
 	trust        pki.LiveTrust
-	trustChanged notice
+	trustChanged changes.Change
 	cert         atomic.Pointer[tls.Certificate]
 	shown        atomic.Pointer[shownCertificates]
-	exchange     *exchange
+	rotation     *rotationServer
 	gossipKeys   *gossipKeys
 	log          *slog.Logger
 	lock         *os.File
 
-	// clock is this machine's with what the other servers say of it; renewNow is told
+	// clock is this machine's with what the other servers say of it; renewNow is notified
 	// when it was set.
 	clock      clock.Clock
 	clockWatch *clockWatch
-	renewNow   notice
+	renewNow   changes.Change
 
 	rights  rights
 	tid     transport.Identity
@@ -155,7 +156,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.trust.Store(m.id.trust)
-	m.exchange, m.gossipKeys = &exchange{main: m}, &gossipKeys{main: m}
+	m.gossipKeys = &gossipKeys{main: m}
 	if err = m.showIdentity(time.Now()); err != nil {
 		return nil, err
 	}
@@ -229,6 +230,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	}
 	m.metrics.setStore(m.store)
 	m.rights.store.Store(m.store)
+	m.rotation = m.newRotation()
 	if err = m.buildAPI(); err != nil {
 		return nil, err
 	}
@@ -308,7 +310,8 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		members:  m.members,
 		trust:    &m.trust,
 		clock:    &m.clock,
-		exchange: m.exchange,
+		rotation: m.rotation,
+		secrets:  m.snapshotSecrets,
 		sealing:  m.encryptionState,
 		self:     m.cfg.addr(),
 		log:      room(m.log, "api"),
@@ -395,7 +398,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("peers file", m.keepPeers)
 	g.add("clock", m.keepClock)
 	g.add("certificate", m.keepCert)
-	g.add("authority", m.exchange.run)
+	g.add("authority", m.rotation.Run)
 	g.add("gossip key", m.gossipKeys.run)
 	g.add("revocations", m.keepRevoked)
 	g.add("memory", keepMemory)
@@ -458,8 +461,8 @@ func (m *Main) joinServer() *join.Server {
 	return &join.Server{
 		Store:    m.store,
 		Trust:    m.trust.Load,
-		SealKeys: m.exchange.retired,
-		OwnSeals: m.exchange.ownSeals,
+		SealKeys: m.retiredSeals,
+		OwnSeals: m.ownSeals,
 		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
 			return authority.RecordState(ctx, m.store, id, number, may)
 		},

@@ -67,7 +67,7 @@ func newSealedNode(t *testing.T) *sealedNode {
 		t.Fatal(err)
 	}
 	d := n.dir()
-	err = errors.Join(d.writeIdentity(n.id), d.writeConfig(n.cfg), d.writeKey(d.path(sealFile), n.seals), d.writeSuccessor(n.made),
+	err = errors.Join(d.writeIdentity(n.id), d.writeConfig(n.cfg), d.writeKey(d.path(sealFile), n.seals), d.WriteSuccessor(n.made),
 		writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights{}),
 		os.Mkdir(d.path("network"), 0o700), os.WriteFile(d.path("network", wireguardKey), []byte("{}"), 0o600),
 		os.WriteFile(d.frontKey(), []byte("k"), 0o600), os.WriteFile(d.frontCert(), []byte("c"), 0o600))
@@ -143,7 +143,7 @@ func (n *sealedNode) reads() {
 	if b, err := d.readKey(d.path(sealFile)); err != nil || !bytes.Equal(b, n.seals) {
 		n.t.Errorf("%s: %q, %v", sealFile, b, err)
 	}
-	if ca, err := d.readSuccessor(n.made.ID()); err != nil || ca == nil || !ca.HasKey() {
+	if ca, err := d.ReadSuccessor(n.made.ID()); err != nil || ca == nil || !ca.HasKey() {
 		n.t.Errorf("the successor: %v, %v", ca, err)
 	}
 }
@@ -237,11 +237,10 @@ func TestSealExistingNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(d.replaceIdentity(id), d.writeSuccessor(n.made), os.WriteFile(d.path(sealFile), n.seals, 0o600)); err != nil {
+	if err := errors.Join(d.replaceIdentity(id), d.WriteSuccessor(n.made), os.WriteFile(d.path(sealFile), n.seals, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	m := &Main{cfg: n.cfg, dir: d, id: id}
-	m.exchange = &exchange{main: m}
 	if keys, err := m.sealKeys(); err != nil || len(keys) != 3 {
 		t.Errorf("keys for secrets at rest: %d, %v", len(keys), err)
 	}

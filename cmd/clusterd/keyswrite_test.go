@@ -106,7 +106,6 @@ func TestSealSettled(t *testing.T) {
 	n.giveKey()
 	d := n.dir()
 	m := &Main{cfg: n.cfg, dir: d, id: n.id, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics()}
-	m.exchange = &exchange{main: m}
 	if err := m.openSeal(); err != nil {
 		t.Fatal(err)
 	}

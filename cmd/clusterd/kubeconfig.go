@@ -98,3 +98,11 @@ func lookCommand(data string) string {
 	}
 	return "sudo clusterctl --kubeconfig " + dataDir(data).kubeconfig() + " get nodes"
 }
+
+// writeKubeconfig keeps the administrator's kubeconfig of this machine.
+func (m *Main) writeKubeconfig() error {
+	if _, err := os.Stat(m.dir.inClear(kubeconfigName)); err == nil && !m.mayRenew() {
+		return m.dir.linkInClear(kubeconfigName)
+	}
+	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", &m.rights)
+}

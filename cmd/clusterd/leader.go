@@ -109,7 +109,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	work.Go(func() error { return members.Run(ctx) })
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return m.schedule(ctx, hints) })
-	work.Go(func() error { return m.leadExchange(ctx) })
+	work.Go(func() error { return m.rotation.Lead(ctx) })
 	work.Go(func() error { return m.gossipKeys.lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.keepTokenKeys(ctx) })
@@ -122,7 +122,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 // trust have changed.
 func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 	for ctx.Err() == nil {
-		changed := m.trustChanged.next()
+		changed := m.trustChanged.Next()
 		cfg, err := m.schedConfig(hints)
 		if err != nil {
 			return err

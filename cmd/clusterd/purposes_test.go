@@ -118,8 +118,7 @@ func TestFolderOfTheVersionBefore(t *testing.T) {
 			t.Fatalf("%+v, %v", id, err)
 		}
 		m := &Main{dir: d, id: id}
-		m.exchange = &exchange{main: m}
-		keys, err := m.exchange.sealKeys()
+		keys, err := m.derivedSealKeys()
 		if err != nil || len(keys) != 1 || keys[0].ID != "authority" {
 			t.Errorf("secrets are sealed with %+v, %v", keys, err)
 		}
@@ -139,8 +138,7 @@ func TestFolderWithSeparateAuthorities(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := &Main{dir: d, id: id}
-	m.exchange = &exchange{main: m}
-	keys, err := m.exchange.sealKeys()
+	keys, err := m.derivedSealKeys()
 	if err != nil || len(keys) != 1 {
 		t.Fatalf("%v, %v", keys, err)
 	}

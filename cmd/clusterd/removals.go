@@ -51,7 +51,7 @@ func (m *Main) pushRemovals(ctx context.Context) error {
 	}
 	retry := pushBackoff()
 	for {
-		changed := m.rights.changed.next()
+		changed := m.rights.changed.Next()
 		var again <-chan time.Time
 		if p.push(ctx) {
 			retry = pushBackoff()

@@ -20,6 +20,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
+	changes "github.com/clusterd/clusterd/raftstore/wait"
 )
 
 // rights knows which members' keys were revoked. It is made before the store is
@@ -33,7 +34,7 @@ type rights struct {
 	removed map[string]join.Removal // of servers, as keepRights read them
 	former  map[string]bool         // ids of removed servers, as the data directory has them
 
-	changed notice // of removed
+	changed changes.Change // of removed
 }
 
 // remember adds a removed server to those of the data directory. It returns their ids,
@@ -56,7 +57,7 @@ func (r *rights) note(id string, why join.Removal) {
 	if !why.TellAgents(r.clock.Now()) {
 		return
 	}
-	defer r.changed.tell()
+	defer r.changed.Broadcast()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.removed == nil {
@@ -237,4 +238,14 @@ func (m *Main) keepRights(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// recordedKey reports whether the key with that id is a member's.
+func (r *rights) recordedKey(id string) bool {
+	s := r.store.Load()
+	if s == nil {
+		return false
+	}
+	_, err := join.Member(context.Background(), s, id)
+	return err == nil
 }

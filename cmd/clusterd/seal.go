@@ -5,12 +5,14 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/slack"
 )
@@ -37,7 +39,7 @@ func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := m.exchange.sealKeys()
+	own, err := m.derivedSealKeys()
 	if err != nil {
 		return nil, err
 	}
@@ -153,4 +155,43 @@ func (m *Main) sealStamp() string {
 		return ""
 	}
 	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
+}
+
+// derivedSealKeys are the keys for secrets at rest that follow from authorities, which are those for
+// that purpose: of the first one, then of those beside it and of the past, which only read.
+func (m *Main) derivedSealKeys() ([]kubestore.SealKey, error) {
+	m.idMu.Lock()
+	trust, retired := m.id.trust, m.id.retiredSeals
+	m.idMu.Unlock()
+	var keys []kubestore.SealKey
+	for _, ca := range trust.For(pki.ForSecrets).All() {
+		key, err := sealKeyOf(ca)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	past, err := kubestore.ParseSealKeys(string(retired))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.dir.path("pki", "retired-seal.keys"), err)
+	}
+	for _, key := range past {
+		if !slices.ContainsFunc(keys, func(k kubestore.SealKey) bool { return k.ID == key.ID }) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// ownSeals is the list of keys of the file seal.keys.
+func (m *Main) ownSeals() ([]byte, error) {
+	_, keys, err := m.dir.ownSealKeys()
+	return sealLines(keys), err
+}
+
+// retiredSeals is the list of keys of authorities of the past.
+func (m *Main) retiredSeals() []byte {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	return m.id.retiredSeals
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 )
@@ -160,4 +162,22 @@ func splitSealKeys(list []byte) (own, derived []byte, err error) {
 		}
 	}
 	return own, derived, nil
+}
+
+// sealKeyOf is the key for secrets at rest that follows from an authority's.
+func sealKeyOf(ca *pki.CA) (kubestore.SealKey, error) {
+	master, err := ca.EncodeCAKey()
+	if err != nil {
+		return kubestore.SealKey{}, err
+	}
+	id := backup.AuthoritySeal
+	if !ca.First() {
+		id += "-" + ca.ID()[:12]
+	}
+	return kubestore.DeriveSealKey(id, master)
+}
+
+// sealLine is the key's line in a list of them.
+func sealLine(key kubestore.SealKey) []byte {
+	return fmt.Appendf(nil, "%s %s\n", key.ID, base64.StdEncoding.EncodeToString(key.Secret))
 }

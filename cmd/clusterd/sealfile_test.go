@@ -48,7 +48,6 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
 		id: &identity{key: nodeKey, trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
 	}
-	m.exchange = &exchange{main: m}
 	m.trust.Store(m.id.trust)
 	if err := os.WriteFile(m.dir.path(sealFile), []byte("# made by hand\n"+own), 0o600); err != nil {
 		t.Fatal(err)
@@ -68,7 +67,7 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets, err := m.exchange.secrets()
+	secrets, err := m.snapshotSecrets()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +96,6 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	restored := &Main{dir: keyDir{dataDir: dataDir(cfg.Data)}, log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
-	restored.exchange = &exchange{main: restored}
 	if restored.id, err = restored.dir.readIdentity(); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +117,7 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 // answered it, below those that were put there before.
 func TestJoinerGetsSealKeys(t *testing.T) {
 	m, own := sealingServer(t)
-	list, err := m.exchange.ownSeals()
+	list, err := m.ownSeals()
 	if err != nil || string(list) != own {
 		t.Fatalf("sent: %q, %v", list, err)
 	}

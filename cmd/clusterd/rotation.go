@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/transport"
+)
+
+// newRotation is this server's part in CA rotations, once its store is open.
+func (m *Main) newRotation() *rotationServer {
+	// sealsOf are the CAs, in PEM, that the sealing keys in use follow from.
+	sealsOf := m.trust.Load().For(pki.ForSecrets).Bundle()
+	return &rotationServer{
+		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Now: m.clock.Now,
+		HasLeader:  func() bool { return m.store.Leader() != "" },
+		Successors: m.dir, Fetch: m.fetchKeys, Adopt: m.adoptTrust,
+		Settle: func(context.Context) error {
+			errs := []error{m.renewFront(m.clock.Now()), m.writeKubeconfig()}
+			if seals := m.trust.Load().For(pki.ForSecrets).Bundle(); !bytes.Equal(seals, sealsOf) {
+				err := m.newSealKeys()
+				if err == nil {
+					sealsOf = seals
+				}
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		},
+		Refresh: func(ctx context.Context, name string) {
+			_ = m.peers.call(ctx, name, http.MethodPost, v1.Members, nil, nil) // it asks by itself, later
+		},
+		Log: room(m.log, "authority"),
+	}
+}
+
+// fetchKeys asks another server for the keys that all servers have.
+func (m *Main) fetchKeys(ctx context.Context, server join.Record) (*join.Keys, error) {
+	return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
+		return m.tid.Dial(ctx, m.serverAddr(server.ID), server.ID, transport.Member)
+	})
+}
+
+// adoptTrust makes a trust this server's: on disk in one step, then in use.
+func (m *Main) adoptTrust(next *pki.Trust) error {
+	had := m.trust.Load()
+	if err := m.writeTrust(next, m.clock.Now()); err != nil {
+		return err
+	}
+	if !bytes.Equal(had.Bundle(), next.Bundle()) {
+		m.trustChanged.Broadcast()
+	}
+	if had.DropsAny(next) {
+		// Keys that have a record are the members', no matter which CA signed for them.
+		m.port.CloseUntrusted(m.rights.recordedKey)
+	}
+	return nil
+}
+
+func (m *Main) writeTrust(next *pki.Trust, now time.Time) error {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	id := *m.id
+	id.trust = next
+	for _, ca := range m.id.trust.Dropped(next, pki.ForSecrets) {
+		key, err := sealKeyOf(ca)
+		if err != nil {
+			return err
+		}
+		id.retiredSeals = append(slices.Clone(id.retiredSeals), sealLine(key)...)
+	}
+	if !next.Signer().Signed(id.cert) {
+		cert, err := next.Signer().IssueServer(id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+		if err != nil {
+			return err
+		}
+		id.cert = cert
+	}
+	if err := m.dir.replaceIdentity(&id); err != nil {
+		return err
+	}
+	m.id.trust, m.id.cert, m.id.retiredSeals = id.trust, id.cert, id.retiredSeals
+	return m.useIdentity(now)
+}
