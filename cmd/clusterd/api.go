@@ -18,6 +18,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -36,7 +37,7 @@ type clusterAPI struct {
 	trust   *pki.LiveTrust
 	clock   *clock.Clock
 	// rotation starts CA rotations.
-	rotation *rotationServer
+	rotation *authority.Server
 	// secrets are what a snapshot needs beside the state.
 	secrets func() (backup.Secrets, error)
 	// sealing is how this server seals at rest.

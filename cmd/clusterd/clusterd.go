@@ -55,7 +55,7 @@ type Main struct {
 	trustChanged changes.Change
 	cert         atomic.Pointer[tls.Certificate]
 	shown        atomic.Pointer[shownCertificates]
-	rotation     *rotationServer
+	rotation     *authority.Server
 	gossipKeys   *gossipKeys
 	log          *slog.Logger
 	lock         *os.File

@@ -33,6 +33,8 @@ type gossipKeys struct {
 
 const (
 	gossipKeyPeriod = time.Second
+	// keysTimeout is how long another server may take to send its keys.
+	keysTimeout = 5 * time.Second
 	// lonelyPeriod is how often a server without a leader asks others for the keys.
 	lonelyPeriod = 2 * time.Second
 	// worthTelling is after how many failures in a row the log says so: the first

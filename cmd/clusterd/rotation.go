@@ -10,16 +10,17 @@ import (
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
 // newRotation is this server's part in CA rotations, once its store is open.
-func (m *Main) newRotation() *rotationServer {
+func (m *Main) newRotation() *authority.Server {
 	// sealsOf are the CAs, in PEM, that the sealing keys in use follow from.
 	sealsOf := m.trust.Load().For(pki.ForSecrets).Bundle()
-	return &rotationServer{
+	return &authority.Server{
 		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Now: m.clock.Now,
 		HasLeader:  func() bool { return m.store.Leader() != "" },
 		Successors: m.dir, Fetch: m.fetchKeys, Adopt: m.adoptTrust,

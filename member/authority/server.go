@@ -1,4 +1,4 @@
-package main
+package authority
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/slack"
@@ -21,7 +20,7 @@ import (
 // names it; the other servers ask each other for it, over connections that prove keys of
 // the records, which the old CA's key does not help to forge. Run, Begin and Lead may
 // be called concurrently.
-type rotationServer struct {
+type Server struct {
 	Store join.Store
 	ID    string // of this member
 	// Trust is what this member trusts now, with the keys of all CAs.
@@ -71,8 +70,8 @@ const (
 )
 
 // Run follows the state until ctx ends.
-func (s *rotationServer) Run(ctx context.Context) error {
-	follower := authority.Follower{
+func (s *Server) Run(ctx context.Context) error {
+	follower := Follower{
 		Store: s.Store, ID: s.ID, Trust: s.Trust, Key: s.withKey, Adopt: s.Adopt, May: s.HasLeader,
 		Settle: func(ctx context.Context) error {
 			if err := s.Settle(ctx); err != nil {
@@ -100,7 +99,7 @@ func (s *rotationServer) Run(ctx context.Context) error {
 
 // withKey finds a CA's key: in use here, in what this server made, or with
 // another server.
-func (s *rotationServer) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
+func (s *Server) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, error) {
 	if known := s.Trust().FindAny(ca.ID()); known != nil && known.HasKey() {
 		return known, nil
 	}
@@ -134,7 +133,7 @@ func (s *rotationServer) withKey(ctx context.Context, ca *pki.CA) (*pki.CA, erro
 }
 
 // dropSuccessors removes the keys of successors that are of no use any more.
-func (s *rotationServer) dropSuccessors(ctx context.Context) error {
+func (s *Server) dropSuccessors(ctx context.Context) error {
 	if made, err := s.Successors.Successors(); err != nil || len(made) == 0 {
 		return err
 	}
@@ -180,10 +179,10 @@ func ids(t *pki.Trust) map[string]bool {
 }
 
 // named are the CAs of the state, as the leader has it.
-func (s *rotationServer) named(ctx context.Context) (map[string]bool, error) {
+func (s *Server) named(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
-	state, err := authority.Get(ctx, s.Store, false)
+	state, err := Get(ctx, s.Store, false)
 	if err != nil {
 		return nil, err
 	}
@@ -199,11 +198,11 @@ func (s *rotationServer) named(ctx context.Context) (map[string]bool, error) {
 
 // create makes successors of the CAs for these purposes, or those that are their first
 // own ones, and has begin name them to the cluster. Their keys are on disk before.
-func (s *rotationServer) create(of []pki.Purpose, begin func(authority.Request) error) error {
+func (s *Server) create(of []pki.Purpose, begin func(Request) error) error {
 	s.making.Lock()
 	defer s.making.Unlock()
 	now, trust := s.Now(), s.Trust()
-	request := authority.Request{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: s.ID}
+	request := Request{Now: trust, Successors: map[pki.Purpose][]byte{}, Maker: s.ID}
 	var made []string
 	drop := func(err error) error {
 		for _, id := range made {
@@ -227,33 +226,33 @@ func (s *rotationServer) create(of []pki.Purpose, begin func(authority.Request) 
 		request.Successors[p] = pki.EncodeCert(successor.Cert)
 	}
 	err := begin(request)
-	if errors.Is(err, authority.ErrUnderWay) || errors.Is(err, authority.ErrBehind) { // after any other error it may have started
+	if errors.Is(err, ErrUnderWay) || errors.Is(err, ErrBehind) { // after any other error it may have started
 		return drop(err)
 	}
 	return err
 }
 
 // Begin starts a rotation of the CAs for these purposes, see the function of that name.
-func (s *rotationServer) Begin(ctx context.Context, of []pki.Purpose, grace time.Duration, finish bool) error {
-	return s.create(of, func(r authority.Request) error {
+func (s *Server) Begin(ctx context.Context, of []pki.Purpose, grace time.Duration, finish bool) error {
+	return s.create(of, func(r Request) error {
 		r.Grace, r.Finish = grace, finish
-		return authority.Begin(ctx, s.Store, r, s.Now())
+		return Begin(ctx, s.Store, r, s.Now())
 	})
 }
 
 // Lead takes rotations from step to step while this node leads, until ctx ends.
-func (s *rotationServer) Lead(ctx context.Context) error {
+func (s *Server) Lead(ctx context.Context) error {
 	var refreshing sync.WaitGroup
 	defer refreshing.Wait()
-	leader := authority.Leader{
+	leader := Leader{
 		Store: s.Store,
 		Log:   s.Log,
 		Now:   s.Now,
 		Make: func(ctx context.Context, of []pki.Purpose) error {
-			err := s.create(of, func(r authority.Request) error {
-				return authority.RetryWithNewKeys(ctx, s.Store, r, s.Now())
+			err := s.create(of, func(r Request) error {
+				return RetryWithNewKeys(ctx, s.Store, r, s.Now())
 			})
-			if errors.Is(err, authority.ErrUnderWay) {
+			if errors.Is(err, ErrUnderWay) {
 				return nil // one that has its key
 			}
 			return err
