@@ -66,7 +66,7 @@ type Main struct {
 	clockWatch *clockWatch
 	renewNow   changes.Change
 
-	rights  rights
+	rights  *Rights
 	tid     transport.Identity
 	port    *transport.Port
 	peers   *peers
@@ -139,10 +139,11 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err = m.dir.reconcile(m.id, log); err != nil {
 		return nil, err
 	}
-	m.rights.self, m.rights.clock = m.id.nodeID(), &m.clock
-	if m.rights.former, err = m.dir.formerServers(); err != nil {
+	former, err := m.dir.formerServers()
+	if err != nil {
 		return nil, err
 	}
+	m.rights = newRights(m.id.nodeID(), &m.clock, former)
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
@@ -170,7 +171,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.flush = append(m.flush, flush)
-	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.revoked, Sessions: transport.NewSessions(), Now: m.clock.Now}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.Revoked, Sessions: transport.NewSessions(), Now: m.clock.Now}
 	if err = m.checkMembership(ctx); err != nil {
 		return nil, err
 	}
@@ -185,8 +186,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		Addr:   cfg.addr(),
 		Keys:   m.id.ring.Keys,
 		Seeds:  m.seeds,
-		Admits: m.rights.admitted,
-		Expect: m.rights.servers,
+		Admits: m.rights.Admitted,
+		Expect: m.rights.Servers,
 		Logger: room(log, "gossip"),
 		Stream: gossip.Stream{
 			Listener: m.port.Protocol(transport.Gossip),
@@ -198,7 +199,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
-	m.peers = &peers{id: m.tid, members: m.members, agents: tunnel.NewHub(room(log, "tunnel")), record: m.rights.named}
+	m.peers = &peers{id: m.tid, members: m.members, agents: tunnel.NewHub(room(log, "tunnel")), record: m.rights.Named}
 	limits, err := cfg.storeLimits()
 	if err != nil {
 		return nil, err
@@ -219,7 +220,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 			id, _ := transport.PeerOf(c)
 			return id
 		},
-		Known:  m.rights.known,
+		Known:  m.rights.IsServer,
 		Wall:   m.clock.Now,
 		Logger: room(log, "raftstore"),
 		Events: m.storeEvents(),
@@ -229,7 +230,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.metrics.setStore(m.store)
-	m.rights.store.Store(m.store)
+	m.rights.UseStore(m.store)
 	m.rotation = m.newRotation()
 	if err = m.buildAPI(); err != nil {
 		return nil, err
@@ -279,7 +280,7 @@ func (m *Main) buildAPI() error {
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),
-		Authenticator:     m.rights.check(auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
+		Authenticator:     refuseRemoved(m.rights, auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
 		Now:               m.clock.Now,
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
@@ -380,7 +381,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("joining", serveShort(m.log, m.port.HTTPOver(transport.Join), admission))
 	g.add("members' questions", serveShort(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("agents", func(ctx context.Context) error { return m.peers.agents.Run(ctx, m.port.Protocol(transport.Tunnel)) })
-	g.add("removals", m.pushRemovals)
+	g.add("removals", m.notifyRemovals)
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
@@ -473,7 +474,7 @@ func (m *Main) joinServer() *join.Server {
 		Epoch:       m.store.Epoch(),
 		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,
-		Removed:     m.rights.removedServers,
+		Removed:     m.rights.RemovedServers,
 		ReleaseKeys: m.releaseKeys, Leave: m.clusterAPI.leave,
 		Now: m.clock.Now, Log: room(m.log, "join"),
 	}

@@ -22,16 +22,16 @@ const adminUser = "admin"
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
 // its end. With a sealing key it lies in memory, and the data directory has a link to it.
-func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights) error {
+func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *Rights) error {
 	file := d.inClear(kubeconfigName)
-	if kubeconfigGood(file, trust, server, r.clock.Now(), r.revokedCertificate) {
+	if kubeconfigGood(file, trust, server, r.Now(), r.RevokedCertificate) {
 		return d.linkInClear(kubeconfigName)
 	}
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	cert, err := trust.For(pki.ForClients).Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.signAt(adminUser))
+	cert, err := trust.For(pki.ForClients).Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.SignAt(adminUser))
 	if err != nil {
 		return err
 	}
@@ -104,5 +104,5 @@ func (m *Main) writeKubeconfig() error {
 	if _, err := os.Stat(m.dir.inClear(kubeconfigName)); err == nil && !m.mayRenew() {
 		return m.dir.linkInClear(kubeconfigName)
 	}
-	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", &m.rights)
+	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", m.rights)
 }

@@ -24,7 +24,7 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 	}
 	d, trust, server := keyDir{dataDir: dataDir(t.TempDir())}, pki.NewTrust(0, ca), "https://192.0.2.7:6443"
 	notRevoked := func(*x509.Certificate) bool { return false }
-	if err := writeKubeconfig(d, trust, server, "c", &rights{}); err != nil {
+	if err := writeKubeconfig(d, trust, server, "c", &Rights{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func() time.Time {

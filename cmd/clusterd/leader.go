@@ -256,7 +256,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 // signClient signs with the cluster's authority for users.
 func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
 	user := request.Subject.CommonName
-	return m.trust.Load().For(pki.ForClients).Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.signAt(user))
+	return m.trust.Load().For(pki.ForClients).Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.SignAt(user))
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

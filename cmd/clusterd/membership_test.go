@@ -108,13 +108,14 @@ func (s *startingServer) starts(peers ...*peer) error {
 	t.Helper()
 	m := &Main{cfg: Config{Data: string(s.dir.dataDir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
 	m.cfg.Name = "n1"
-	var err error
-	if m.rights.former, err = s.dir.formerServers(); err != nil {
+	former, err := s.dir.formerServers()
+	if err != nil {
 		t.Fatal(err)
 	}
+	m.rights = newRights(s.id.nodeID(), &m.clock, former)
 	m.trust.Store(s.id.trust)
 	m.cert.Store(s.id.tlsCertificate())
-	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.revoked, Now: m.clock.Now}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.Revoked, Now: m.clock.Now}
 	m.clockWatch = m.newClockWatch()
 	var seen []seenPeer
 	for _, p := range peers {
@@ -249,15 +250,15 @@ func TestStartDemoted(t *testing.T) {
 // TestFormerServers: a server writes down which servers were removed, for its next
 // start.
 func TestFormerServers(t *testing.T) {
-	var r rights
-	if r.remember("a1", join.Removal{Role: pki.Agent}) != nil {
+	var r Rights
+	if r.Remember("a1", join.Removal{Role: pki.Agent}) != nil {
 		t.Error("an agent is written down")
 	}
-	if got := r.remember("s2", join.Removal{Role: pki.Server}); !slices.Equal(got, []string{"s2"}) {
+	if got := r.Remember("s2", join.Removal{Role: pki.Server}); !slices.Equal(got, []string{"s2"}) {
 		t.Errorf("%v", got)
 	}
-	got := r.remember("s1", join.Removal{}) // older than roles
-	if !slices.Equal(got, []string{"s1", "s2"}) || r.remember("s1", join.Removal{}) != nil {
+	got := r.Remember("s1", join.Removal{}) // older than roles
+	if !slices.Equal(got, []string{"s1", "s2"}) || r.Remember("s1", join.Removal{}) != nil {
 		t.Errorf("%v", got)
 	}
 	dir := dataDir(t.TempDir())
@@ -271,8 +272,8 @@ func TestFormerServers(t *testing.T) {
 	if err != nil || len(former) != 2 || !former["s1"] || !former["s2"] {
 		t.Errorf("read again: %v, %v", former, err)
 	}
-	next := rights{former: former}
-	if !next.revoked("s1") || next.revoked("a1") {
+	next := newRights("s3", nil, former)
+	if !next.Revoked("s1") || next.Revoked("a1") {
 		t.Error("while the store is closed the list does not count")
 	}
 	if err := dir.writeRemovedServers([]byte("{")); err != nil {

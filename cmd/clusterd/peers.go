@@ -42,7 +42,7 @@ func (m *Main) serverAddr(id string) netip.AddrPort {
 			return p.Addr
 		}
 	}
-	return m.rights.servers()[id]
+	return m.rights.Servers()[id]
 }
 
 // seeds are where other members were last seen, and where they are said to be.
@@ -70,7 +70,7 @@ func (m *Main) keepPeers(ctx context.Context) error {
 		changed := m.members.Changed()
 		// A node that sees no other member keeps the list it has.
 		if alive := m.alive(); len(alive) > 0 {
-			peers := keptPeers(alive, written, m.rights.revoked)
+			peers := keptPeers(alive, written, m.rights.Revoked)
 			if !slices.Equal(peers, written) {
 				if err := m.dir.writePeers(peers); err != nil {
 					m.log.Warn("the peers' addresses could not be written down", "err", err)

@@ -4,57 +4,54 @@ import (
 	"context"
 	"errors"
 	"math"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"github.com/clusterd/clusterd/member/servers"
-	"github.com/clusterd/clusterd/member/transport"
 )
-
-// removedPath is where a server tells an agent which servers were removed (PUT, a list of
-// ids). An agent that does not know it asks by itself, every half minute.
-const removedPath = "/clusterd/v1/removed-servers"
 
 const (
-	// pushRetry is after how long an agent that did not answer is told again, at first, and
-	// pushRetryMost at last. pushTimeout is how long it may take.
-	pushRetry     = time.Second
-	pushRetryMost = 30 * time.Second
-	pushTimeout   = 5 * time.Second
-	// pushAtOnce bounds how many are told at the same time.
-	pushAtOnce = 64
+	// notifyRetry is after how long an agent that did not answer is notified again, at first, and
+	// notifyRetryMost at last. notifyTimeout is how long it may take.
+	notifyRetry     = time.Second
+	notifyRetryMost = 30 * time.Second
+	notifyTimeout   = 5 * time.Second
+	// notifyAtOnce bounds how many are notified at the same time.
+	notifyAtOnce = 64
 )
 
-// removalPush is what each agent that is connected has confirmed to know.
-type removalPush struct {
-	ids    func() []string          // of removed servers that agents must refuse
-	agents func() map[string]string // that are connected: names by id
-	tell   func(ctx context.Context, name string, ids []string) error
+// ErrUnsupported is returned by Send when the agent cannot be notified because its version knows
+// no such call. It asks by itself, every half minute.
+var ErrUnsupported = errors.New("the agent cannot be notified of removed servers")
 
-	known map[string][]string // by the agent's id; of run's goroutine
+// Notifier notifies agents of removed servers as soon as this server has applied the removal, and
+// those that connect. One server's notification is enough, and every server sends one: the
+// removed one cannot keep an agent from learning of it.
+type Notifier struct {
+	// Rights has the ids of removed servers that agents must refuse.
+	Rights *Rights
+	// Agents are those that are connected: names by id.
+	Agents func() map[string]string
+	// Arrivals is signalled when an agent has connected.
+	Arrivals func() <-chan struct{}
+	// Send sends an agent, by name, the ids. It may block until ctx ends, and is called concurrently.
+	Send func(ctx context.Context, name string, ids []string) error
+
+	// confirmed is what each agent that is connected has confirmed to know, by its id; of
+	// Run's goroutine.
+	confirmed map[string][]string
 }
 
-// pushRemovals tells agents of removed servers as soon as this server has heard of it, and those
-// that connect, over their tunnels. It takes the word of one server, and every server gives it: the
-// removed one cannot keep an agent from learning of it.
-func (m *Main) pushRemovals(ctx context.Context) error {
-	p := &removalPush{
-		ids: m.rights.removedServers, agents: m.peers.agents.Agents,
-		tell: func(ctx context.Context, name string, ids []string) error {
-			return m.peers.call(ctx, name, http.MethodPut, removedPath, ids, nil)
-		},
-	}
-	retry := pushBackoff()
+// Run works until ctx ends.
+func (n *Notifier) Run(ctx context.Context) error {
+	retry := notifyBackoff()
 	for {
-		changed := m.rights.changed.Next()
+		changed := n.Rights.Changed()
 		var again <-chan time.Time
-		if p.push(ctx) {
-			retry = pushBackoff()
+		if n.notify(ctx, n.Rights.RemovedServers()) {
+			retry = notifyBackoff()
 		} else {
 			again = time.After(retry.Step())
 		}
@@ -62,72 +59,51 @@ func (m *Main) pushRemovals(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-			retry = pushBackoff()
-		case <-m.peers.agents.Arrivals():
+			retry = notifyBackoff()
+		case <-n.Arrivals():
 		case <-again:
 		}
 	}
 }
 
-func pushBackoff() wait.Backoff {
-	return wait.Backoff{Duration: pushRetry, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: pushRetryMost}
+func notifyBackoff() wait.Backoff {
+	return wait.Backoff{Duration: notifyRetry, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: notifyRetryMost}
 }
 
-// push tells those who lack something, and reports whether all know it now.
-func (p *removalPush) push(ctx context.Context) (all bool) {
-	ids, agents := p.ids(), p.agents()
+// notify sends the ids to those who lack one, and reports whether all know them now.
+func (n *Notifier) notify(ctx context.Context, ids []string) (all bool) {
+	agents := n.Agents()
 	if len(ids) == 0 {
-		p.known = nil
+		n.confirmed = nil
 		return true
 	}
-	known := map[string][]string{}
-	var mu sync.Mutex // guards known
-	telling, all := errgroup.Group{}, true
-	telling.SetLimit(pushAtOnce)
+	confirmed := map[string][]string{}
+	var mu sync.Mutex // guards confirmed, all
+	sending, all := errgroup.Group{}, true
+	sending.SetLimit(notifyAtOnce)
 	for id, name := range agents {
-		has := p.known[id]
+		has := n.confirmed[id]
 		if !slices.ContainsFunc(ids, func(one string) bool { return !slices.Contains(has, one) }) {
 			mu.Lock()
-			known[id] = has
+			confirmed[id] = has
 			mu.Unlock()
 			continue
 		}
-		telling.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, pushTimeout)
+		sending.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 			defer cancel()
-			err := p.tell(ctx, name, ids)
+			err := n.Send(ctx, name, ids)
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil || errors.Is(err, errNoSuchCall) || errors.Is(err, errCallRefused) {
-				known[id] = ids
+			if err == nil || errors.Is(err, ErrUnsupported) {
+				confirmed[id] = ids
 			} else {
 				all = false
 			}
 			return nil
 		})
 	}
-	_ = telling.Wait()
-	p.known = known
+	_ = sending.Wait()
+	n.confirmed = confirmed
 	return all
 }
-
-// putRemoved takes the word of a server on removed ones.
-func (n *agentNode) putRemoved(w http.ResponseWriter, r *http.Request) {
-	var ids []string
-	if !decode(w, r, maxRemovedServers, &ids) {
-		return
-	}
-	caller, _ := transport.PeerFrom(r.Context())
-	switch err := n.servers.Remove(caller, ids); {
-	case errors.Is(err, servers.ErrOnlyCaller):
-		refuse(w, http.StatusConflict, err.Error())
-		return
-	case err != nil:
-		refuse(w, http.StatusInternalServerError, err.Error())
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
-}
-
-// maxRemovedServers bounds the list's bytes: some thousands of ids.
-const maxRemovedServers = 256 << 10

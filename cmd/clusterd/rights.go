@@ -6,40 +6,51 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apiserver/pkg/authentication/authenticator"
-
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore"
-	changes "github.com/clusterd/clusterd/raftstore/wait"
+	"github.com/clusterd/clusterd/raftstore/wait"
 )
 
-// rights knows which members' keys were revoked. It is made before the store is
-// open, and until then the removed servers count that the data directory names.
-type rights struct {
+// Rights knows which members' keys were revoked. It is made before the store is
+// open, and until then the removed servers count that the data directory names. Its methods
+// may be called concurrently, and none waits but CheckCertificate. The zero value
+// knows of no removal.
+type Rights struct {
 	self  string // this member's id
 	clock *clock.Clock
 	store atomic.Pointer[raftstore.Store]
 
 	mu      sync.Mutex              // guards below
-	removed map[string]join.Removal // of servers, as keepRights read them
+	removed map[string]join.Removal // of servers, as Note got them
 	former  map[string]bool         // ids of removed servers, as the data directory has them
 
-	changed changes.Change // of removed
+	changed wait.Change // of removed
 }
 
-// remember adds a removed server to those of the data directory. It returns their ids,
+// newRights makes those of the member with the id self. former are the ids of removed servers that the
+// data directory has.
+func newRights(self string, clock *clock.Clock, former map[string]bool) *Rights {
+	return &Rights{self: self, clock: clock, former: maps.Clone(former)}
+}
+
+// UseStore has the records of the store count from now on.
+func (r *Rights) UseStore(s *raftstore.Store) { r.store.Store(s) }
+
+// Now is the cluster's time.
+func (r *Rights) Now() time.Time { return r.clock.Now() }
+
+// Remember adds a removed server to those of the data directory. It returns their ids,
 // or nil if it was among them or was no server.
-func (r *rights) remember(id string, why join.Removal) []string {
+func (r *Rights) Remember(id string, why join.Removal) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if why.Role == pki.Agent || r.former[id] {
@@ -52,8 +63,8 @@ func (r *rights) remember(id string, why join.Removal) []string {
 	return slices.Sorted(maps.Keys(r.former))
 }
 
-// note keeps a removed server for the list that agents get.
-func (r *rights) note(id string, why join.Removal) {
+// Note keeps a removed server for the list that agents get: see RemovedServers.
+func (r *Rights) Note(id string, why join.Removal) {
 	if !why.TellAgents(r.clock.Now()) {
 		return
 	}
@@ -66,8 +77,11 @@ func (r *rights) note(id string, why join.Removal) {
 	r.removed[id] = why
 }
 
-// removedServers are the ids of removed servers that agents must refuse now.
-func (r *rights) removedServers() []string {
+// Changed is closed when RemovedServers has become another list. Take it before that.
+func (r *Rights) Changed() <-chan struct{} { return r.changed.Next() }
+
+// RemovedServers are the ids of removed servers that agents must refuse now.
+func (r *Rights) RemovedServers() []string {
 	now := r.clock.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,9 +95,9 @@ func (r *rights) removedServers() []string {
 	return ids
 }
 
-// revoked reports whether the key with that id was removed, as far as this
-// member knows. It never waits.
-func (r *rights) revoked(id string) bool {
+// Revoked reports whether the key with that id was removed, as far as this
+// member knows.
+func (r *Rights) Revoked(id string) bool {
 	s := r.store.Load()
 	if s == nil {
 		r.mu.Lock()
@@ -94,25 +108,25 @@ func (r *rights) revoked(id string) bool {
 	return err == nil && gone // a store that is closing knows nothing
 }
 
-// admitted says whether gossip may list a member: a server of the records, by
+// Admitted says whether gossip may list a member: a server of the records, by
 // the name it has there. While this member follows no leader its records may
 // lack those who joined last, and only who was removed is refused.
-func (r *rights) admitted(m gossip.Meta) bool {
+func (r *Rights) Admitted(m gossip.Meta) bool {
 	s := r.store.Load()
 	if s == nil || s.Leader() == "" {
-		return !r.revoked(m.ID)
+		return !r.Revoked(m.ID)
 	}
 	rec, err := join.Member(context.Background(), s, m.ID)
 	if err != nil {
 		// A store that lacks this member's own record has only begun to fill.
 		_, err = join.Member(context.Background(), s, r.self)
-		return err != nil && !r.revoked(m.ID)
+		return err != nil && !r.Revoked(m.ID)
 	}
 	return rec.IsServer() && rec.Name == m.Name
 }
 
-// known says whether the key with that id is a server's.
-func (r *rights) known(id string) bool {
+// IsServer says whether the key with that id is a server's.
+func (r *Rights) IsServer(id string) bool {
 	s := r.store.Load()
 	if s == nil {
 		return false
@@ -121,8 +135,8 @@ func (r *rights) known(id string) bool {
 	return err == nil && rec.IsServer()
 }
 
-// servers are the ids of all servers and where they joined.
-func (r *rights) servers() map[string]netip.AddrPort {
+// Servers are the ids of all servers and where they joined.
+func (r *Rights) Servers() map[string]netip.AddrPort {
 	s := r.store.Load()
 	if s == nil {
 		return nil
@@ -138,8 +152,8 @@ func (r *rights) servers() map[string]netip.AddrPort {
 	return addrs
 }
 
-// named is the record of a node name, as far as this member knows.
-func (r *rights) named(name string) (join.Record, error) {
+// Named is the record of a node name, as far as this member knows.
+func (r *Rights) Named(name string) (join.Record, error) {
 	s := r.store.Load()
 	if s == nil {
 		return join.Record{}, raftstore.ErrClosed
@@ -147,9 +161,9 @@ func (r *rights) named(name string) (join.Record, error) {
 	return join.MemberNamed(context.Background(), s, name)
 }
 
-// revokedCertificate reports whether a client certificate was taken away, as far as
-// this member knows. It never waits.
-func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
+// RevokedCertificate reports whether a client certificate was taken away, as far as
+// this member knows.
+func (r *Rights) RevokedCertificate(leaf *x509.Certificate) bool {
 	s := r.store.Load()
 	if s == nil {
 		return false
@@ -158,9 +172,9 @@ func (r *rights) revokedCertificate(leaf *x509.Certificate) bool {
 	return err == nil && gone
 }
 
-// signAt is the time at which to sign a certificate of the user now, see
-// join.SignAt. It never waits.
-func (r *rights) signAt(user string) time.Time {
+// SignAt is the time at which to sign a certificate of the user now, see
+// join.SignAt.
+func (r *Rights) SignAt(user string) time.Time {
 	now := r.clock.Now()
 	s := r.store.Load()
 	if s == nil {
@@ -173,32 +187,26 @@ func (r *rights) signAt(user string) time.Time {
 	return at
 }
 
-// check refuses revoked certificates and those of removed nodes to the API, and
-// asks next about all others.
-func (r *rights) check(next authenticator.Request) authenticator.Request {
-	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
-		if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 {
-			leaf := req.TLS.PeerCertificates[0]
-			if r.revokedCertificate(leaf) {
-				return nil, false, fmt.Errorf("this certificate of %s was revoked: ask for another", leaf.Subject.CommonName)
-			}
-			if name, isNode := pki.NodeName(leaf); isNode {
-				if r.revoked(pki.Fingerprint(leaf.PublicKey)) {
-					return nil, false, fmt.Errorf("node %s was removed from the cluster", name)
-				}
-				if err := r.recorded(req.Context(), leaf, name); err != nil {
-					return nil, false, err
-				}
-			}
-		}
-		return next.AuthenticateRequest(req)
-	})
+// CheckCertificate refuses revoked certificates and those of removed nodes. A node's key has to
+// be recorded, too: it may ask the leader, for two seconds.
+func (r *Rights) CheckCertificate(ctx context.Context, leaf *x509.Certificate) error {
+	if r.RevokedCertificate(leaf) {
+		return fmt.Errorf("this certificate of %s was revoked: ask for another", leaf.Subject.CommonName)
+	}
+	name, isNode := pki.NodeName(leaf)
+	switch {
+	case !isNode:
+		return nil
+	case r.Revoked(pki.Fingerprint(leaf.PublicKey)):
+		return fmt.Errorf("node %s was removed from the cluster", name)
+	}
+	return r.recorded(ctx, leaf, name)
 }
 
 // recorded refuses a node's certificate that no record stands behind. This
 // member may not know one that has just joined: then the leader is
 // asked.
-func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name string) error {
+func (r *Rights) recorded(ctx context.Context, leaf *x509.Certificate, name string) error {
 	s := r.store.Load()
 	if s == nil {
 		return raftstore.ErrClosed
@@ -216,32 +224,8 @@ func (r *rights) recorded(ctx context.Context, leaf *x509.Certificate, name stri
 	return nil
 }
 
-// keepRights cuts the connections of members that are removed, and ends this
-// node when it is the one.
-func (m *Main) keepRights(ctx context.Context) error {
-	err := join.Removals(ctx, m.store, func(id string, r join.Removal) error {
-		if id == m.id.nodeID() {
-			m.clusterAPI.answered()
-			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
-		}
-		m.rights.note(id, r)
-		m.port.CloseConns(id)
-		m.members.Forget(id)
-		if ids := m.rights.remember(id, r); ids != nil {
-			if err := m.dir.writeFormerServers(ids); err != nil {
-				m.log.Warn("the list of removed servers could not be written down", "err", err)
-			}
-		}
-		return nil
-	})
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
-}
-
-// recordedKey reports whether the key with that id is a member's.
-func (r *rights) recordedKey(id string) bool {
+// IsRecorded reports whether the key with that id is a member's.
+func (r *Rights) IsRecorded(id string) bool {
 	s := r.store.Load()
 	if s == nil {
 		return false

@@ -60,7 +60,7 @@ func (m *Main) adoptTrust(next *pki.Trust) error {
 	}
 	if had.DropsAny(next) {
 		// Keys that have a record are the members', no matter which CA signed for them.
-		m.port.CloseUntrusted(m.rights.recordedKey)
+		m.port.CloseUntrusted(m.rights.IsRecorded)
 	}
 	return nil
 }

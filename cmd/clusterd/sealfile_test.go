@@ -45,7 +45,8 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	}
 	own = string(sealLine(key))
 	m = &Main{
-		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
+		rights: &Rights{},
+		dir:    keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
 		id: &identity{key: nodeKey, trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
 	}
 	m.trust.Store(m.id.trust)
