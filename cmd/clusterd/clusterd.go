@@ -34,6 +34,7 @@ import (
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/member/tunnel"
 	"github.com/clusterd/clusterd/raftstore"
@@ -66,7 +67,7 @@ type Main struct {
 	clockWatch *clockWatch
 	renewNow   changes.Change
 
-	rights  *Rights
+	rights  *rights.Rights
 	tid     transport.Identity
 	port    *transport.Port
 	peers   *peers
@@ -143,7 +144,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
-	m.rights = newRights(m.id.nodeID(), &m.clock, former)
+	m.rights = rights.New(m.id.nodeID(), &m.clock, former)
 	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}

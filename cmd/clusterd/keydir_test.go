@@ -19,6 +19,7 @@ import (
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
@@ -68,7 +69,7 @@ func newSealedNode(t *testing.T) *sealedNode {
 	}
 	d := n.dir()
 	err = errors.Join(d.writeIdentity(n.id), d.writeConfig(n.cfg), d.writeKey(d.path(sealFile), n.seals), d.WriteSuccessor(n.made),
-		writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &Rights{}),
+		writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights.Rights{}),
 		os.Mkdir(d.path("network"), 0o700), os.WriteFile(d.path("network", wireguardKey), []byte("{}"), 0o600),
 		os.WriteFile(d.frontKey(), []byte("k"), 0o600), os.WriteFile(d.frontCert(), []byte("c"), 0o600))
 	if err != nil {
@@ -221,7 +222,7 @@ func TestSealExistingNode(t *testing.T) {
 	// The administrator's kubeconfig is made in memory and found where it was.
 	d := n.dir()
 	for range 2 {
-		if err := writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &Rights{}); err != nil {
+		if err := writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights.Rights{}); err != nil {
 			t.Fatal(err)
 		}
 	}

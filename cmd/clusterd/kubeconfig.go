@@ -13,6 +13,7 @@ import (
 
 	"github.com/clusterd/clusterd/cmd/clusterd/sudoer"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 )
 
 // adminUser is whom the administrator's kubeconfig names.
@@ -22,7 +23,7 @@ const adminUser = "admin"
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
 // its end. With a sealing key it lies in memory, and the data directory has a link to it.
-func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *Rights) error {
+func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights.Rights) error {
 	file := d.inClear(kubeconfigName)
 	if kubeconfigGood(file, trust, server, r.Now(), r.RevokedCertificate) {
 		return d.linkInClear(kubeconfigName)

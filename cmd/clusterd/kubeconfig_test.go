@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 )
 
 // TestAdminKubeconfigIsShort: a copy of it is not an administrator for a year, and one
@@ -24,7 +25,7 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 	}
 	d, trust, server := keyDir{dataDir: dataDir(t.TempDir())}, pki.NewTrust(0, ca), "https://192.0.2.7:6443"
 	notRevoked := func(*x509.Certificate) bool { return false }
-	if err := writeKubeconfig(d, trust, server, "c", &Rights{}); err != nil {
+	if err := writeKubeconfig(d, trust, server, "c", &rights.Rights{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func() time.Time {

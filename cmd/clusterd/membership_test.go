@@ -18,6 +18,7 @@ import (
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 )
@@ -112,7 +113,7 @@ func (s *startingServer) starts(peers ...*peer) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.rights = newRights(s.id.nodeID(), &m.clock, former)
+	m.rights = rights.New(s.id.nodeID(), &m.clock, former)
 	m.trust.Store(s.id.trust)
 	m.cert.Store(s.id.tlsCertificate())
 	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.Revoked, Now: m.clock.Now}
@@ -250,7 +251,7 @@ func TestStartDemoted(t *testing.T) {
 // TestFormerServers: a server writes down which servers were removed, for its next
 // start.
 func TestFormerServers(t *testing.T) {
-	var r Rights
+	var r rights.Rights
 	if r.Remember("a1", join.Removal{Role: pki.Agent}) != nil {
 		t.Error("an agent is written down")
 	}
@@ -272,7 +273,7 @@ func TestFormerServers(t *testing.T) {
 	if err != nil || len(former) != 2 || !former["s1"] || !former["s2"] {
 		t.Errorf("read again: %v, %v", former, err)
 	}
-	next := newRights("s3", nil, former)
+	next := rights.New("s3", nil, former)
 	if !next.Revoked("s1") || next.Revoked("a1") {
 		t.Error("while the store is closed the list does not count")
 	}

@@ -9,12 +9,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/servers"
 	"github.com/clusterd/clusterd/member/transport"
 )
 
 // refuseRemoved refuses to the API whom the rights refuse, and asks next about all others.
-func refuseRemoved(r *Rights, next authenticator.Request) authenticator.Request {
+func refuseRemoved(r *rights.Rights, next authenticator.Request) authenticator.Request {
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		if req.TLS != nil && len(req.TLS.PeerCertificates) > 0 {
 			if err := r.CheckCertificate(req.Context(), req.TLS.PeerCertificates[0]); err != nil {
@@ -55,12 +56,12 @@ const removedPath = "/clusterd/v1/removed-servers"
 
 // notifyRemovals notifies this server's agents of removed servers, over their tunnels.
 func (m *Main) notifyRemovals(ctx context.Context) error {
-	n := Notifier{
+	n := rights.Notifier{
 		Rights: m.rights, Agents: m.peers.agents.Agents, Arrivals: m.peers.agents.Arrivals,
 		Send: func(ctx context.Context, name string, ids []string) error {
 			err := m.peers.call(ctx, name, http.MethodPut, removedPath, ids, nil)
 			if errors.Is(err, errNoSuchCall) || errors.Is(err, errCallRefused) {
-				return fmt.Errorf("%w: %w", ErrUnsupported, err)
+				return fmt.Errorf("%w: %w", rights.ErrUnsupported, err)
 			}
 			return err
 		},

@@ -17,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
@@ -45,7 +46,7 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	}
 	own = string(sealLine(key))
 	m = &Main{
-		rights: &Rights{},
+		rights: &rights.Rights{},
 		dir:    keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
 		id: &identity{key: nodeKey, trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
 	}

@@ -1,4 +1,8 @@
-package main
+// Package rights answers what a member may do, by the records and removals that this server has
+// applied: whose key is refused, whom gossip may list, whose certificate the API takes. It also
+// notifies agents, which have no store, of removed servers (Notifier). It writes nothing to the
+// store and closes no connection.
+package rights
 
 import (
 	"context"
@@ -36,9 +40,9 @@ type Rights struct {
 	changed wait.Change // of removed
 }
 
-// newRights makes those of the member with the id self. former are the ids of removed servers that the
+// New makes those of the member with the id self. former are the ids of removed servers that the
 // data directory has.
-func newRights(self string, clock *clock.Clock, former map[string]bool) *Rights {
+func New(self string, clock *clock.Clock, former map[string]bool) *Rights {
 	return &Rights{self: self, clock: clock, former: maps.Clone(former)}
 }
 
