@@ -41,7 +41,7 @@ type agentNode struct {
 	renew chan struct{} // is signalled (capacity 1) when the certificate is to be looked at
 	// clock is this machine's with what the servers say of it.
 	clock      clock.Clock
-	clockWatch *clockWatch
+	clockWatch *clock.Watch
 	port       *transport.Port
 	log        *slog.Logger
 	tid        transport.Identity
@@ -140,7 +140,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer n.port.Close()
 	g := group{log: log}
 	g.add("port", n.port.Run)
-	g.add("clock", n.clockWatch.run)
+	g.add("clock", n.clockWatch.Run)
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askMembership) })
@@ -232,12 +232,12 @@ func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 }
 
 // newClockWatch is an agent's.
-func (n *agentNode) newClockWatch() *clockWatch {
-	return &clockWatch{
-		clock: &n.clock, log: room(n.log, "clock"), read: readClock(func() transport.Identity { return n.tid }, n.id.nodeID()), trust: n.trust.Load,
-		others: n.servers.All, all: func() int { return len(n.servers.All()) }, period: clockAgentPeriod,
-		last: func() time.Time { return time.Time{} },
-		ask:  make(chan struct{}, 1), changed: func() {
+func (n *agentNode) newClockWatch() *clock.Watch {
+	return &clock.Watch{
+		Clock: &n.clock, Log: room(n.log, "clock"), Read: readClock(func() transport.Identity { return n.tid }, n.id.nodeID()), Floor: func() (time.Time, string) { return clockFloor(n.trust.Load()) },
+		Others: n.servers.All, Servers: func() int { return len(n.servers.All()) }, Period: clock.AgentPeriod,
+		Last: func() time.Time { return time.Time{} },
+		Changed: func() {
 			n.lookAtCert()
 			n.servers.RequestRefresh()
 		},
@@ -264,7 +264,7 @@ func (n *agentNode) keepCert(ctx context.Context) error {
 				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
 				wait = min(time.Minute, pki.RenewalCheckInterval(cert))
 				if pki.NeedsRenewal(cert, n.clock.Now()) { // by this machine's clock, which is wrong
-					n.clockWatch.want()
+					n.clockWatch.RequestLook()
 					wait = time.Minute
 				}
 				if !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) { // by a server that is behind
@@ -395,7 +395,7 @@ func (n *agentNode) askRemoved(ctx context.Context) *join.Removal {
 // askMembership asks the servers why none of them answers this node: it may have
 // been removed.
 func (n *agentNode) askMembership(ctx context.Context) error {
-	n.clockWatch.want() // by a clock that is wrong all servers' certificates seem to have ended
+	n.clockWatch.RequestLook() // by a clock that is wrong all servers' certificates seem to have ended
 	if r := n.askRemoved(ctx); r != nil {
 		return errors.Join(errRemoved(n.cfg, *r), n.dir.markRemoved(*r))
 	}

@@ -64,7 +64,7 @@ type Main struct {
 	// clock is this machine's with what the other servers say of it; renewNow is notified
 	// when it was set.
 	clock      clock.Clock
-	clockWatch *clockWatch
+	clockWatch *clock.Watch
 	renewNow   changes.Change
 
 	rights  *rights.Rights

@@ -42,10 +42,10 @@ func (m *Main) lead(ctx context.Context) error {
 		for term.Err() == nil {
 			if v := m.clock.Verdict(); v.Wrong() {
 				m.log.Warn("the leader's work waits until the clock is right", "why", v.Why)
-				m.holdLoops(term)
+				m.clock.WaitUntilRight(term)
 				continue
 			}
-			if err := m.whileClockIsRight(term, m.runTerm); term.Err() == nil && !m.clock.Verdict().Wrong() {
+			if err := m.clock.RunWhileRight(term, m.runTerm); term.Err() == nil && !m.clock.Verdict().Wrong() {
 				m.log.Error("the leader's work ended, beginning it again", "err", err)
 				select {
 				case <-term.Done():
@@ -245,7 +245,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		TokenKeys:   m.api.TokenKeyIDs,
 		SignClient:  m.signClient,
 		Liveness:    hints,
-		Hold:        m.holdLoops,
+		Hold:        m.clock.WaitUntilRight,
 		Scheduler:   m.scheduler,
 		Rebalance:   m.cfg.RebalanceInterval.Duration,
 

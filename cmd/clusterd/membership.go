@@ -86,7 +86,7 @@ func (m *Main) watchMembership(ctx context.Context) error {
 // must not find others of it and form a majority with them.
 func (m *Main) checkMembership(ctx context.Context) error {
 	var looking sync.WaitGroup
-	looking.Go(func() { m.clockWatch.look(ctx) })
+	looking.Go(func() { m.clockWatch.Look(ctx) })
 	answers := m.askMembership(ctx, m.seeds(), startTimeout)
 	looking.Wait()
 	if m.clock.Verdict().Ahead != 0 { // those who answer seemed to have certificates of another time

@@ -9,17 +9,17 @@ import (
 	"sync"
 	"time"
 
+	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
-	"github.com/clusterd/clusterd/slack"
 	"k8s.io/apiserver/pkg/server/healthz"
 	kubeversion "k8s.io/component-base/version"
 )
 
 // clockFloor is a moment that has passed for certain, and what was then.
 func clockFloor(trust *pki.Trust) (time.Time, string) {
-	return clockFloorOf(kubeversion.Get().BuildDate, trust)
+	return clock.Floor(kubeversion.Get().BuildDate, trust)
 }
 
 // checkClockBefore refuses what a clock of the past would spoil: a cluster of 1970 has an
@@ -42,17 +42,17 @@ func readClock(tid func() transport.Identity, id string) func(context.Context, j
 }
 
 // newClockWatch is a server's.
-func (m *Main) newClockWatch() *clockWatch {
-	return &clockWatch{
-		clock: &m.clock, log: room(m.log, "clock"), read: readClock(func() transport.Identity { return m.tid }, m.id.nodeID()), trust: m.trust.Load,
-		others: m.otherServers, all: func() int { return len(m.otherServers()) + 1 }, self: true, period: clockPeriod,
-		last: func() time.Time {
+func (m *Main) newClockWatch() *clock.Watch {
+	return &clock.Watch{
+		Clock: &m.clock, Log: room(m.log, "clock"), Read: readClock(func() transport.Identity { return m.tid }, m.id.nodeID()), Floor: func() (time.Time, string) { return clockFloor(m.trust.Load()) },
+		Others: m.otherServers, Servers: func() int { return len(m.otherServers()) + 1 }, Self: true, Period: clock.Period,
+		Last: func() time.Time {
 			if m.store == nil {
 				return time.Time{}
 			}
 			return m.store.Time()
 		},
-		ask: make(chan struct{}, 1), changed: m.renewNow.Broadcast,
+		Changed: m.renewNow.Broadcast,
 	}
 }
 
@@ -69,21 +69,13 @@ func (m *Main) otherServers() []join.ServerAddr {
 }
 
 // keepClock keeps the verdict on this server's clock, and leadership away from it while others agree
-// that it is wrong: what the leader does goes by its clock.
+// that it is wrong.
 func (m *Main) keepClock(ctx context.Context) error {
-	yield := leaderYield{verdict: m.clock.Verdict, leads: m.store.IsLeader, members: m.store.Members, transfer: m.store.TransferLeadershipTo, log: m.log}
+	yield := clock.Yield{Verdict: m.clock.Verdict, Leads: m.store.IsLeader, Members: m.store.Members, Transfer: m.store.TransferLeadershipTo, Log: m.log}
 	var yielding sync.WaitGroup
 	defer yielding.Wait()
-	yielding.Go(func() {
-		for ctx.Err() == nil {
-			wait := yield.look(ctx)
-			select {
-			case <-ctx.Done():
-			case <-slack.After(wait):
-			}
-		}
-	})
-	return m.clockWatch.run(ctx)
+	yielding.Go(func() { yield.Run(ctx) })
+	return m.clockWatch.Run(ctx)
 }
 
 // clockCheck is the readiness of this server as its clock makes it.

@@ -1,4 +1,4 @@
-package main
+package clock
 
 import (
 	"context"
@@ -8,32 +8,31 @@ import (
 	"testing"
 	"time"
 
-	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// TestLeaderYield: of two servers whose clocks are wrong none gets leadership from the other, and who
+// TestYield: of two servers whose clocks are wrong none gets leadership from the other, and who
 // cannot hand over, or gets it back, does not go on each moment.
-func TestLeaderYield(t *testing.T) {
+func TestYield(t *testing.T) {
 	var got []string
 	var fails error
-	v := clock.Verdict{Why: "wrong", Agreed: true, Ahead: time.Hour, By: []string{"n3", "n4", "n5"}}
+	v := Verdict{Why: "wrong", Agreed: true, Ahead: time.Hour, By: []string{"n3", "n4", "n5"}}
 	leads := true
-	y := leaderYield{
-		verdict: func() clock.Verdict { return v }, leads: func() bool { return leads }, log: slog.New(slog.DiscardHandler),
-		members: func() ([]raftstore.Member, error) {
+	y := Yield{
+		Verdict: func() Verdict { return v }, Leads: func() bool { return leads }, Log: slog.New(slog.DiscardHandler),
+		Members: func() ([]raftstore.Member, error) {
 			return []raftstore.Member{{ID: "n1", Voter: true}, {ID: "n2", Voter: true}, {ID: "n3", Voter: true}, {ID: "n4", Voter: true}, {ID: "n5"}}, nil
 		},
-		transfer: func(_ context.Context, id string) error {
+		Transfer: func(_ context.Context, id string) error {
 			got = append(got, id)
 			return fails
 		},
 	}
-	if wait := y.look(t.Context()); wait != clockWrongPeriod {
+	if wait := y.look(t.Context()); wait != wrongPeriod {
 		t.Errorf("after the first: %s", wait)
 	}
 	leads = false
-	if wait := y.look(t.Context()); wait != clockWrongPeriod {
+	if wait := y.look(t.Context()); wait != wrongPeriod {
 		t.Errorf("another leads: %s", wait)
 	}
 	leads = true
@@ -43,9 +42,9 @@ func TestLeaderYield(t *testing.T) {
 	if !slices.Equal(got, []string{"n3", "n4"}) {
 		t.Errorf("handed over to %v", got)
 	}
-	v = clock.Verdict{}
+	v = Verdict{}
 	y.look(t.Context())
-	v = clock.Verdict{Why: "wrong", Agreed: true, By: []string{"n5"}}
+	v = Verdict{Why: "wrong", Agreed: true, By: []string{"n5"}}
 	if wait := y.look(t.Context()); wait < yieldMost {
 		t.Errorf("no voter is right: %s", wait)
 	}
