@@ -32,6 +32,7 @@ import (
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/clock"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/rights"
@@ -57,7 +58,7 @@ type Main struct {
 	cert         atomic.Pointer[tls.Certificate]
 	shown        atomic.Pointer[shownCertificates]
 	rotation     *authority.Server
-	gossipKeys   *gossipKeys
+	gossipKeys   *gossipkey.Node
 	log          *slog.Logger
 	lock         *os.File
 
@@ -158,7 +159,6 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.trust.Store(m.id.trust)
-	m.gossipKeys = &gossipKeys{main: m}
 	if err = m.showIdentity(time.Now()); err != nil {
 		return nil, err
 	}
@@ -232,7 +232,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	}
 	m.metrics.setStore(m.store)
 	m.rights.UseStore(m.store)
-	m.rotation = m.newRotation()
+	m.rotation, m.gossipKeys = m.newRotation(), m.newGossipKeys()
 	if err = m.buildAPI(); err != nil {
 		return nil, err
 	}
@@ -401,7 +401,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("clock", m.keepClock)
 	g.add("certificate", m.keepCert)
 	g.add("authority", m.rotation.Run)
-	g.add("gossip key", m.gossipKeys.run)
+	g.add("gossip key", m.gossipKeys.Run)
 	g.add("revocations", m.keepRevoked)
 	g.add("memory", keepMemory)
 	g.add("ready", func(ctx context.Context) error {
@@ -471,7 +471,7 @@ func (m *Main) joinServer() *join.Server {
 		NoteSeparate: func(ctx context.Context, id string, may func() bool) error {
 			return authority.RecordSeparateSupport(ctx, m.store, id, may)
 		},
-		GossipKeys:  m.gossipKeys.tell,
+		GossipKeys:  m.gossipKeys.Answer,
 		Epoch:       m.store.Epoch(),
 		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,

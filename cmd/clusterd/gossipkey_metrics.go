@@ -11,7 +11,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// gossipKeyState tells Prometheus about the gossip key, as this server's store has it.
+// gossipKeyState reports to Prometheus the gossip key, as this server's store has it.
 type gossipKeyState struct {
 	store                    atomic.Pointer[raftstore.Store] // nil until it is open
 	generation, age, lagging *prometheus.Desc

@@ -110,7 +110,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	work.Go(func() error { return hints.run(ctx) })
 	work.Go(func() error { return m.schedule(ctx, hints) })
 	work.Go(func() error { return m.rotation.Lead(ctx) })
-	work.Go(func() error { return m.gossipKeys.lead(ctx) })
+	work.Go(func() error { return m.gossipKeys.Lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.keepTokenKeys(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })

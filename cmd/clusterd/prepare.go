@@ -172,7 +172,7 @@ func prepareServer(ctx context.Context, dir keyDir, id *identity, server string,
 
 // takeKeys makes a server's identity of what it got as a member.
 func (id *identity) takeKeys(keys *join.Keys) (err error) {
-	if id.ring, err = ringIn(keys); err != nil {
+	if id.ring, err = gossipkey.RingIn(keys); err != nil {
 		return err
 	}
 	id.retiredSeals = keys.SealKeys

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/authority"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -23,7 +25,11 @@ func (m *Main) newRotation() *authority.Server {
 	return &authority.Server{
 		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Now: m.clock.Now,
 		HasLeader:  func() bool { return m.store.Leader() != "" },
-		Successors: m.dir, Fetch: m.fetchKeys, Adopt: m.adoptTrust,
+		Successors: m.dir,
+		Fetch: func(ctx context.Context, server join.Record) (*join.Keys, error) {
+			return m.fetchKeys(ctx, m.serverAddr(server.ID), server.ID)
+		},
+		Adopt: m.adoptTrust,
 		Settle: func(context.Context) error {
 			errs := []error{m.renewFront(m.clock.Now()), m.writeKubeconfig()}
 			if seals := m.trust.Load().For(pki.ForSecrets).Bundle(); !bytes.Equal(seals, sealsOf) {
@@ -42,11 +48,40 @@ func (m *Main) newRotation() *authority.Server {
 	}
 }
 
-// fetchKeys asks another server for the keys that all servers have.
-func (m *Main) fetchKeys(ctx context.Context, server join.Record) (*join.Keys, error) {
+// fetchKeys asks the server at an address for the keys that all servers have. id is what its
+// key must be, empty: any server's.
+func (m *Main) fetchKeys(ctx context.Context, addr netip.AddrPort, id string) (*join.Keys, error) {
 	return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
-		return m.tid.Dial(ctx, m.serverAddr(server.ID), server.ID, transport.Member)
+		return m.tid.Dial(ctx, addr, id, transport.Member)
 	})
+}
+
+// newGossipKeys is this server's part in rotations of the gossip key, once its store is open.
+func (m *Main) newGossipKeys() *gossipkey.Node {
+	return &gossipkey.Node{
+		Store: m.store, ID: m.id.nodeID(), HasLeader: func() bool { return m.store.Leader() != "" },
+		Ring: func() gossipkey.Ring {
+			m.idMu.Lock()
+			defer m.idMu.Unlock()
+			return m.id.ring
+		},
+		Adopt: m.adoptRing,
+		Addr:  m.serverAddr, Known: m.memberAddrs, Self: m.cfg.addr(), Fetch: m.fetchKeys,
+		Every: m.cfg.GossipKeyAge.Duration, Now: m.clock.Now, Log: m.log, LeaderLog: room(m.log, "gossipkey"),
+	}
+}
+
+// adoptRing makes a ring this server's: on disk in one step, then in use.
+func (m *Main) adoptRing(ring gossipkey.Ring) error {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	id := *m.id
+	id.ring = ring
+	if err := m.dir.replaceIdentity(&id); err != nil {
+		return err
+	}
+	m.id.ring = ring
+	return m.members.SetKeys(ring.Keys)
 }
 
 // adoptTrust makes a trust this server's: on disk in one step, then in use.
