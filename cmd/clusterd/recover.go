@@ -1,27 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
-	"github.com/clusterd/clusterd/gossip"
-	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 )
-
-// recoveryPath is where people survey and begin a recovery, and where nodes
-// tell each other to.
-const recoveryPath = v1.Recovery
 
 // survivor is one member as a survey finds it.
 type survivor struct {
@@ -48,51 +37,6 @@ type survey struct {
 	Recommended string `json:"recommended,omitempty"`
 	// Obstacle says why there is nothing to recover; "" if there is.
 	Obstacle string `json:"obstacle,omitempty"`
-}
-
-const surveyTimeout = 3 * time.Second
-
-// makeSurvey asks all members at once. It needs no leader.
-func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
-	own := a.store.Status()
-	records, err := a.roll(ctx, own)
-	if err != nil {
-		return survey{}, err
-	}
-	records = join.Servers(records) // agents hold nothing
-	ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
-	defer cancel()
-	s := survey{Epoch: own.Epoch, Members: make([]survivor, len(records))}
-	var asking sync.WaitGroup
-	for i, rec := range records {
-		m := &s.Members[i]
-		*m = survivor{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Voter: slices.Contains(own.Members, raftstore.Member{ID: rec.ID, Voter: true})}
-		seen, known := a.members.Get(rec.ID)
-		if known {
-			m.Address = seen.Addr.String()
-		}
-		asking.Go(func() {
-			status := own
-			if rec.ID != own.ID {
-				if !known {
-					m.Problem = "not seen since this node started"
-					return
-				}
-				if err := a.peers.call(ctx, rec.Name, http.MethodGet, storePath, nil, &status); err != nil {
-					m.Problem = "does not answer"
-					if seen.State != gossip.Alive {
-						m.Problem = string(seen.State)
-					}
-					return
-				}
-			}
-			m.Answered, m.Epoch, m.Leader = true, status.Epoch, status.Leader
-			m.Term, m.LastTerm, m.LastIndex, m.Applied = status.Term, status.LastTerm, status.LastIndex, status.Keyspace.Index
-		})
-	}
-	asking.Wait()
-	s.judge()
-	return s, nil
 }
 
 // judge recommends the newest log, by raft's own rule (the last entry's term,
@@ -144,44 +88,6 @@ func newer(a, b *survivor) int {
 	)
 }
 
-func (a *clusterAPI) getRecovery(w http.ResponseWriter, r *http.Request) {
-	s, err := a.makeSurvey(r.Context())
-	if err != nil {
-		fail(w, err)
-		return
-	}
-	reply(w, http.StatusOK, s)
-}
-
-// postRecovery looks again, and tells the chosen member to begin a new epoch.
-// The others that are kept learn of it when they ask why they have no leader.
-func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
-	var wish v1.RecoveryRequest
-	if !decode(w, r, 1<<20, &wish) {
-		return
-	}
-	s, err := a.makeSurvey(r.Context())
-	if err != nil {
-		fail(w, err)
-		return
-	}
-	order, from, err := s.order(wish, time.Now())
-	if err != nil {
-		refuse(w, http.StatusConflict, err.Error())
-		return
-	}
-	if from.ID == a.store.Status().ID {
-		err = a.recoverHere(order)
-	} else {
-		err = a.peers.call(r.Context(), from.Name, http.MethodPost, recoveryPath, order, nil)
-	}
-	if err != nil {
-		refuse(w, http.StatusConflict, fmt.Sprintf("%s did not begin the new epoch: %v", from.Name, err))
-		return
-	}
-	reply(w, http.StatusAccepted, order)
-}
-
 // order checks that a wish fits what is so now.
 func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recoveryOrder, from survivor, err error) {
 	if s.Obstacle != "" {
@@ -211,40 +117,13 @@ func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recoveryOr
 	return order, from, nil
 }
 
-// recoverHere writes the order down and ends this process, whose next start
-// carries it out.
-func (a *clusterAPI) recoverHere(order recoveryOrder) error {
-	st := a.store.Status()
-	switch {
-	case len(order.Keep) == 0 || !slices.Contains(order.Keep, st.ID):
-		return errors.New("the order is not for this node")
-	case order.Epoch.Number != st.Epoch.Number+1:
-		return fmt.Errorf("the order begins epoch %s, and this node is in %s", order.Epoch, st.Epoch)
-	case st.Leader != "":
-		return errors.New("this node follows a leader: the cluster works")
-	}
-	return a.restart(order)
-}
-
-// postRecoveryOrder takes an order from another node.
-func (a *clusterAPI) postRecoveryOrder(w http.ResponseWriter, r *http.Request) {
-	var order recoveryOrder
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
-		refuse(w, http.StatusBadRequest, "the order cannot be read: "+err.Error())
-		return
-	}
-	if err := a.recoverHere(order); err != nil {
-		refuse(w, http.StatusConflict, err.Error())
-		return
-	}
-	reply(w, http.StatusAccepted, order)
-}
-
-// jsonBody is v as a request's body; none for nil.
-func jsonBody(v any) (*bytes.Reader, error) {
-	if v == nil {
-		return bytes.NewReader(nil), nil
-	}
-	b, err := json.Marshal(v)
-	return bytes.NewReader(b), err
+// recoveryOrder is written down before a node begins a new epoch of the store, and
+// carried out by its next start, which opens the store only then.
+type recoveryOrder struct {
+	Epoch raftstore.Epoch `json:"epoch"`
+	// Keep are the ids of the members that take part, this one included, when
+	// it is this node's state that goes on. Empty: this node begins with an
+	// empty store and is given the state of another.
+	Keep  []string  `json:"keep,omitempty"`
+	Asked time.Time `json:"asked"`
 }

@@ -6,24 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/recovery"
 )
-
-// recoveryOrder is written down before a node begins a new epoch of the store, and
-// carried out by its next start, which opens the store only then.
-type recoveryOrder struct {
-	Epoch raftstore.Epoch `json:"epoch"`
-	// Keep are the ids of the members that take part, this one included, when
-	// it is this node's state that goes on. Empty: this node begins with an
-	// empty store and is given the state of another.
-	Keep  []string  `json:"keep,omitempty"`
-	Asked time.Time `json:"asked"`
-}
 
 // reexecError ends a node that is to be started again at once, in the same
 // process.
