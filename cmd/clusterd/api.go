@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 )
@@ -49,7 +50,7 @@ type clusterAPI struct {
 	seen func() []seenPeer
 	// restart writes a recovery down and ends this process, to be started
 	// again.
-	restart func(recoveryOrder) error
+	restart func(recovery.Order) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
 	// tokenKeys are those of service accounts' tokens; rotateTokenKey makes another.

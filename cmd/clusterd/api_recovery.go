@@ -14,30 +14,31 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/raftstore"
 )
 
 // recoveryPath is where people survey and begin a recovery, and where nodes
-// tell each other to.
+// order each other to.
 const recoveryPath = v1.Recovery
 
 const surveyTimeout = 3 * time.Second
 
 // makeSurvey asks all members at once. It needs no leader.
-func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
+func (a *clusterAPI) makeSurvey(ctx context.Context) (recovery.Survey, error) {
 	own := a.store.Status()
 	records, err := a.roll(ctx, own)
 	if err != nil {
-		return survey{}, err
+		return recovery.Survey{}, err
 	}
 	records = join.Servers(records) // agents hold nothing
 	ctx, cancel := context.WithTimeout(ctx, surveyTimeout)
 	defer cancel()
-	s := survey{Epoch: own.Epoch, Members: make([]survivor, len(records))}
+	s := recovery.Survey{Epoch: own.Epoch, Members: make([]recovery.Survivor, len(records))}
 	var asking sync.WaitGroup
 	for i, rec := range records {
 		m := &s.Members[i]
-		*m = survivor{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Voter: slices.Contains(own.Members, raftstore.Member{ID: rec.ID, Voter: true})}
+		*m = recovery.Survivor{Name: rec.Name, ID: rec.ID, Address: rec.Addr.String(), Voter: slices.Contains(own.Members, raftstore.Member{ID: rec.ID, Voter: true})}
 		seen, known := a.members.Get(rec.ID)
 		if known {
 			m.Address = seen.Addr.String()
@@ -62,7 +63,7 @@ func (a *clusterAPI) makeSurvey(ctx context.Context) (survey, error) {
 		})
 	}
 	asking.Wait()
-	s.judge()
+	s.Judge()
 	return s, nil
 }
 
@@ -75,7 +76,7 @@ func (a *clusterAPI) getRecovery(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, s)
 }
 
-// postRecovery looks again, and tells the chosen member to begin a new epoch.
+// postRecovery looks again, and orders the chosen member to begin a new epoch.
 // The others that are kept learn of it when they ask why they have no leader.
 func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 	var wish v1.RecoveryRequest
@@ -87,7 +88,7 @@ func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	order, from, err := s.order(wish, time.Now())
+	order, from, err := s.NewOrder(wish, time.Now())
 	if err != nil {
 		refuse(w, http.StatusConflict, err.Error())
 		return
@@ -106,7 +107,7 @@ func (a *clusterAPI) postRecovery(w http.ResponseWriter, r *http.Request) {
 
 // recoverHere writes the order down and ends this process, whose next start
 // carries it out.
-func (a *clusterAPI) recoverHere(order recoveryOrder) error {
+func (a *clusterAPI) recoverHere(order recovery.Order) error {
 	st := a.store.Status()
 	switch {
 	case len(order.Keep) == 0 || !slices.Contains(order.Keep, st.ID):
@@ -121,7 +122,7 @@ func (a *clusterAPI) recoverHere(order recoveryOrder) error {
 
 // postRecoveryOrder takes an order from another node.
 func (a *clusterAPI) postRecoveryOrder(w http.ResponseWriter, r *http.Request) {
-	var order recoveryOrder
+	var order recovery.Order
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
 		refuse(w, http.StatusBadRequest, "the order cannot be read: "+err.Error())
 		return

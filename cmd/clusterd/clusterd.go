@@ -35,6 +35,7 @@ import (
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/member/tunnel"
@@ -333,7 +334,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 }
 
 // restart writes a recovery down and lets Run end with a *reexecError.
-func (m *Main) restart(r recoveryOrder) error {
+func (m *Main) restart(r recovery.Order) error {
 	if err := m.dir.writeRecovery(r); err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
-	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/slack"
 )
@@ -149,36 +149,28 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 // was down, or cut off from the store, when that was written.
 var errDemoted = errors.New("this node was demoted")
 
-// judgeMembership decides what follows from the answers: the end of this node,
-// an epoch in which it is to start over, or nothing. It goes on while it hears a leader
-// of its own epoch, or while a member of that epoch hears one and has this node for a
-// server: the cluster was recovered elsewhere although that majority lived, and
-// ending this node would lose what it has written; or the server that says otherwise was
-// removed and still shows a good certificate.
-func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
+// judgeMembership does what follows from the answers: it returns the end of this node, an
+// epoch in which it is to start over, or nothing.
+func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recovery.Order, error) {
 	ours, err := m.dir.epoch()
 	if err != nil {
 		return nil, err
 	}
-	leads := m.store != nil && m.store.Leader() != ""
-	follows := slices.ContainsFunc(answers, func(a join.MembershipStatus) bool { return a.Follows(ours) })
-	for _, a := range answers {
-		newer := a.Epoch.Number > ours.Number
-		switch {
-		case newer && (leads || follows):
-			m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
-				"epoch", ours, "other epoch", a.Epoch)
-		case follows:
-			if a.Removed != nil && a.Epoch == ours {
-				m.log.Warn("a member says that this node was removed from the cluster, and another that follows a leader says that it is a member: this node goes on, and asks again", "removed", a.Removed.Removed)
-			}
-		case a.Removed != nil && (newer || a.Epoch == ours):
-			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
-		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && !leads:
-			return nil, errDemoted
-		case newer && a.Member:
-			return &recoveryOrder{Epoch: a.Epoch}, nil
-		}
+	j := join.JudgeMembership(ours, m.store != nil && m.store.Leader() != "", answers)
+	for _, epoch := range j.Elsewhere {
+		m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
+			"epoch", ours, "other epoch", epoch)
+	}
+	for _, removed := range j.Contradicted {
+		m.log.Warn("a member says that this node was removed from the cluster, and another that follows a leader says that it is a member: this node goes on, and asks again", "removed", removed.Removed)
+	}
+	switch {
+	case j.Removed != nil:
+		return nil, errors.Join(m.errRemoved(*j.Removed), m.dir.markRemoved(*j.Removed))
+	case j.Demoted:
+		return nil, errDemoted
+	case j.StartOver != nil:
+		return &recovery.Order{Epoch: *j.StartOver}, nil
 	}
 	return nil, nil
 }

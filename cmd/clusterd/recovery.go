@@ -9,8 +9,9 @@ import (
 
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/recovery"
+	storerecovery "github.com/clusterd/clusterd/raftstore/recovery"
 )
 
 // reexecError ends a node that is to be started again at once, in the same
@@ -21,7 +22,7 @@ func (e *reexecError) Error() string { return e.why }
 
 func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
 
-func (d dataDir) writeRecovery(r recoveryOrder) error {
+func (d dataDir) writeRecovery(r recovery.Order) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -30,7 +31,7 @@ func (d dataDir) writeRecovery(r recoveryOrder) error {
 }
 
 // readRecovery returns nil when there is nothing to do.
-func (d dataDir) readRecovery() (*recoveryOrder, error) {
+func (d dataDir) readRecovery() (*recovery.Order, error) {
 	b, err := os.ReadFile(d.path("recovery.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -38,7 +39,7 @@ func (d dataDir) readRecovery() (*recoveryOrder, error) {
 	if err != nil {
 		return nil, err
 	}
-	var r recoveryOrder
+	var r recovery.Order
 	if err := json.Unmarshal(b, &r); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("recovery.json"), err)
 	}
@@ -79,7 +80,7 @@ func (m *Main) recoverStore() error {
 }
 
 // makeNext makes the directory of the new epoch.
-func (m *Main) makeNext(r recoveryOrder, store, next string) error {
+func (m *Main) makeNext(r recovery.Order, store, next string) error {
 	if err := os.RemoveAll(next); err != nil {
 		return err
 	}
@@ -87,18 +88,18 @@ func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 		m.log.Info("starting over with an empty store", "epoch", r.Epoch)
 		return raftstore.SetEpoch(next, r.Epoch)
 	}
-	k, term, err := recovery.Replay(store, m.log)
+	k, term, err := storerecovery.Replay(store, m.log)
 	if err != nil {
 		return err
 	}
-	k = k.Rebase(recovery.RevisionGap)
+	k = k.Rebase(storerecovery.RevisionGap)
 	t, err := join.RestorePlan{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Apply(k)
 	if err != nil {
 		return err
 	}
-	if err := recovery.Amend(k, t); err != nil {
+	if err := storerecovery.Amend(k, t); err != nil {
 		return err
 	}
 	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
-	return recovery.Recover(next, m.id.nodeID(), r.Epoch, k, term)
+	return storerecovery.Recover(next, m.id.nodeID(), r.Epoch, k, term)
 }

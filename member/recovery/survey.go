@@ -1,4 +1,7 @@
-package main
+// Package recovery decides how a cluster whose quorum is permanently lost goes on: which
+// member's state is the newest, whether there is something to recover at all, and whether
+// an order fits what the members say now. It asks no member and touches no store.
+package recovery
 
 import (
 	"cmp"
@@ -12,8 +15,8 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// survivor is one member as a survey finds it.
-type survivor struct {
+// Survivor is one member as a survey finds it.
+type Survivor struct {
 	Name    string `json:"name"`
 	ID      string `json:"id"`
 	Address string `json:"address"`
@@ -29,21 +32,21 @@ type survivor struct {
 	Leader    string          `json:"leader,omitempty"` // whom it follows
 }
 
-// survey is what the members say of the state they hold.
-type survey struct {
+// Survey is what the members say of the state they hold.
+type Survey struct {
 	Epoch   raftstore.Epoch `json:"epoch"`
-	Members []survivor      `json:"members"`
+	Members []Survivor      `json:"members"`
 	// Recommended is the name of the one with the newest log.
 	Recommended string `json:"recommended,omitempty"`
 	// Obstacle says why there is nothing to recover; "" if there is.
 	Obstacle string `json:"obstacle,omitempty"`
 }
 
-// judge recommends the newest log, by raft's own rule (the last entry's term,
+// Judge recommends the newest log, by raft's own rule (the last entry's term,
 // then its index), and finds what stands against a recovery.
-func (s *survey) judge() {
+func (s *Survey) Judge() {
 	voters, answering := 0, 0
-	var newest *survivor
+	var newest *Survivor
 	for i := range s.Members {
 		m := &s.Members[i]
 		if m.Voter {
@@ -72,8 +75,8 @@ func (s *survey) judge() {
 
 // newer compares two members by what they hold; of equals a voter is taken,
 // then the first by name.
-func newer(a, b *survivor) int {
-	vote := func(m *survivor) int {
+func newer(a, b *Survivor) int {
+	vote := func(m *Survivor) int {
 		if m.Voter {
 			return 1
 		}
@@ -88,12 +91,12 @@ func newer(a, b *survivor) int {
 	)
 }
 
-// order checks that a wish fits what is so now.
-func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recoveryOrder, from survivor, err error) {
+// NewOrder checks that a wish fits what is so now.
+func (s *Survey) NewOrder(wish v1.RecoveryRequest, now time.Time) (order Order, from Survivor, err error) {
 	if s.Obstacle != "" {
 		return order, from, errors.New(s.Obstacle)
 	}
-	order = recoveryOrder{Epoch: raftstore.NewEpoch(s.Epoch.Number), Asked: now.UTC()}
+	order = Order{Epoch: raftstore.NewEpoch(s.Epoch.Number), Asked: now.UTC()}
 	for _, m := range s.Members {
 		wanted := slices.Contains(wish.Keep, m.Name)
 		switch {
@@ -117,9 +120,9 @@ func (s *survey) order(wish v1.RecoveryRequest, now time.Time) (order recoveryOr
 	return order, from, nil
 }
 
-// recoveryOrder is written down before a node begins a new epoch of the store, and
+// Order is written down before a node begins a new epoch of the store, and
 // carried out by its next start, which opens the store only then.
-type recoveryOrder struct {
+type Order struct {
 	Epoch raftstore.Epoch `json:"epoch"`
 	// Keep are the ids of the members that take part, this one included, when
 	// it is this node's state that goes on. Empty: this node begins with an
