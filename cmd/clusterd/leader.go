@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/silence"
 	"github.com/clusterd/clusterd/sched"
 )
 
@@ -96,7 +97,10 @@ func (m *Main) runTerm(ctx context.Context) error {
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
 	}
-	hints := &suspects{peers: m.peers, self: m.id.nodeID(), answered: m.store.Answered, names: make(chan string)}
+	hints := silence.NewSuspects(silence.Sources{
+		Self: m.id.nodeID(), Members: m.members, Agents: m.peers.agents, Record: m.peers.record, Answered: m.store.Answered,
+		Ask: m.peers.confirm, AskVia: m.peers.askReach,
+	})
 	cfg, err := m.schedConfig(hints)
 	if err != nil {
 		return err
@@ -107,7 +111,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return members.Run(ctx) })
-	work.Go(func() error { return hints.run(ctx) })
+	work.Go(func() error { return hints.Run(ctx) })
 	work.Go(func() error { return m.schedule(ctx, hints) })
 	work.Go(func() error { return m.rotation.Lead(ctx) })
 	work.Go(func() error { return m.gossipKeys.Lead(ctx) })
