@@ -175,7 +175,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 			a.close()
 		}
 	}()
-	if err := dataDir(cfg.Data).noteHostFolders(cfg); err != nil {
+	if err := noteHostDirs(dataDir(cfg.Data), cfg); err != nil {
 		return nil, fmt.Errorf("record the folders that this node uses: %w", err)
 	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -50,18 +49,6 @@ type agentNode struct {
 	reexecCh chan error
 	// promoted is signalled (capacity 1) when the servers said that this node is one of them.
 	promoted chan struct{}
-}
-
-// role is the role of the member whose data directory it is.
-func (d dataDir) role() (pki.Role, error) {
-	cert, err := d.readNodeCert()
-	if err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(d.path("pki", "ca.key")); err == nil {
-		return pki.Server, nil // a certificate that is older than roles does not name it
-	}
-	return pki.NodeRole(cert), nil
 }
 
 // runAgentNode runs the node until ctx ends.

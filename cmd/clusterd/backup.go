@@ -228,7 +228,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 			return err
 		}
 		id.retiredSeals = derived
-		if err := dir.writeConfig(cfg); err != nil {
+		if err := writeConfig(dir.dataDir, cfg); err != nil {
 			return err
 		}
 		return dir.writeIdentity(id)

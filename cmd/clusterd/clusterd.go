@@ -139,6 +139,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if m.id, err = m.dir.readIdentity(); err != nil {
 		return nil, err
 	}
+	m.id.trust = m.id.trust.Shorter(debugCertLife())
 	if err = m.dir.reconcile(m.id, log); err != nil {
 		return nil, err
 	}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/gossipkey"
@@ -257,9 +256,6 @@ func (d keyDir) readIdentity() (*identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("pki"), err)
 	}
-	if id.trust.Signer().HasKey() {
-		id.trust = id.trust.Shorter(debugCertLife())
-	}
 	if id.cert, err = pki.ParseCert(nodeCert); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.path("pki", "node.crt"), err)
 	}
@@ -352,14 +348,6 @@ func (d dataDir) removed() *join.Removal {
 		return &join.Removal{}
 	}
 	return &r
-}
-
-func (d dataDir) writeConfig(c Config) error {
-	b, err := yaml.Marshal(c)
-	if err != nil {
-		return err
-	}
-	return writeFile(configPath(string(d)), append([]byte("# Written by clusterd init or join. Flags of `clusterd run` win over it.\n"), b...), 0o600)
 }
 
 // seenPeer is another member as this node last saw it.
@@ -475,4 +463,55 @@ func writeFile(path string, content []byte, mode fs.FileMode) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// role is the role of the member whose data directory it is.
+func (d dataDir) role() (pki.Role, error) {
+	cert, err := d.readNodeCert()
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(d.path("pki", "ca.key")); err == nil {
+		return pki.Server, nil // a certificate that is older than roles does not name it
+	}
+	return pki.NodeRole(cert), nil
+}
+
+// held reports whether a clusterd runs on the data directory.
+func (d dataDir) held() bool {
+	f, err := os.Open(d.path("lock"))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
+}
+
+// volumes are the names of the volumes for claims that have their data in the directory.
+func (d dataDir) volumes() (names []string) {
+	list, err := os.ReadDir(d.path("claims"))
+	if err != nil {
+		return nil // there are none, or reset itself says what is wrong
+	}
+	for _, e := range list {
+		if e.IsDir() && strings.HasPrefix(e.Name(), "pvc-") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func (d dataDir) exists() bool {
+	_, err := os.Stat(string(d))
+	return err == nil
+}
+
+// takeKeys makes a server's identity of what it got as a member.
+func (id *identity) takeKeys(keys *join.Keys) (err error) {
+	if id.ring, err = gossipkey.RingIn(keys); err != nil {
+		return err
+	}
+	id.retiredSeals = keys.SealKeys
+	id.trust, err = keys.Whole(id.trust)
+	return err
 }

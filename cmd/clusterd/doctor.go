@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -133,16 +131,6 @@ func listened(cfg Config, dir dataDir) []doctor.Port {
 		ports = append(ports, at("udp", overlay.DefaultPort, ""))
 	}
 	return ports
-}
-
-// held reports whether a clusterd runs on the data directory.
-func (d dataDir) held() bool {
-	f, err := os.Open(d.path("lock"))
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }()
-	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
 // examineCluster asks the cluster that this machine is a server of; nil: it is

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
 	"github.com/clusterd/clusterd/apis/certificates"
@@ -16,9 +13,6 @@ import (
 // frontLifetime is how long the certificate is good by which aggregated APIs
 // know this server.
 const frontLifetime = pki.ServerLifetime
-
-func (d keyDir) frontCert() string { return d.inClear("front-proxy.crt") }
-func (d keyDir) frontKey() string  { return d.inClear("front-proxy.key") }
 
 // front is how this server proves to aggregated APIs who it is.
 func (m *Main) front() server.Front {
@@ -59,32 +53,4 @@ func (m *Main) renewFront(now time.Time) error {
 	}
 	// The certificate last: it says that the pair is whole.
 	return errors.Join(writeFile(m.dir.frontKey(), b, 0o600), writeFile(m.dir.frontCert(), pki.EncodeCert(cert), 0o600))
-}
-
-// readFrontCert returns nil if there is no pair whose halves belong together.
-func (d keyDir) readFrontCert() (*x509.Certificate, error) {
-	certPEM, err := os.ReadFile(d.frontCert())
-	if err == nil {
-		var keyPEM []byte
-		if keyPEM, err = os.ReadFile(d.frontKey()); err == nil {
-			return pairOf(certPEM, keyPEM), nil
-		}
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return nil, err
-}
-
-// pairOf is the certificate, nil if it is none, or not that key's.
-func pairOf(certPEM, keyPEM []byte) *x509.Certificate {
-	cert, err := pki.ParseCert(certPEM)
-	if err != nil {
-		return nil
-	}
-	key, err := pki.ParseKey(keyPEM)
-	if err != nil || pki.Fingerprint(key.Public()) != pki.Fingerprint(cert.PublicKey) {
-		return nil
-	}
-	return cert
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
@@ -32,20 +34,9 @@ type keyDir struct {
 	seal *sealkey.Key // nil: none
 }
 
-// keyDir reads the sealing key, if there is one.
-func (c *Config) keyDir() (keyDir, error) {
-	d := keyDir{dataDir: dataDir(c.Data)}
-	if c.SealKey == "" {
-		return d, nil
-	}
-	var err error
-	if d.seal, err = sealkey.Read(c.SealKey, c.Data); err != nil {
-		return d, fmt.Errorf("--seal-key: %w", err)
-	}
-	return d, nil
-}
-
 const (
+	// sealFile holds the keys for secrets at rest that administrators made.
+	sealFile = "seal.keys"
 	// newIdentity begins the name of the directory that is to become pki/.
 	newIdentity    = "pki.new-"
 	kubeconfigName = "admin.kubeconfig"
@@ -55,13 +46,13 @@ const (
 // publicFile reports whether the file of pki/ holds no keys.
 func publicFile(name string) bool { return filepath.Ext(name) == ".crt" || name == "trust" }
 
-// memoryFolder is where what must be read in clear lies of nodes with a sealing key.
-var memoryFolder = "/run/clusterd"
+// memoryDir is where what must be read in clear lies of nodes with a sealing key.
+var memoryDir = "/run/clusterd"
 
 // memory is the directory of this node in there.
 func (d dataDir) memory() string {
 	sum := sha256.Sum256([]byte(d))
-	return filepath.Join(memoryFolder, "keys-"+hex.EncodeToString(sum[:8]))
+	return filepath.Join(memoryDir, "keys-"+hex.EncodeToString(sum[:8]))
 }
 
 // inClear is where a file with a key lies that others read in clear.
@@ -88,15 +79,6 @@ func (d keyDir) linkInClear(name string) error {
 	return durable.Rename(tmp, link)
 }
 
-// wireguardDir is where the node's key for pod traffic lies.
-func (c *Config) wireguardDir() string {
-	d := dataDir(c.Data)
-	if c.SealKey == "" {
-		return d.path("network")
-	}
-	return d.memory()
-}
-
 // readKey reads a file that may be sealed.
 func (d keyDir) readKey(path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
@@ -112,7 +94,7 @@ func (d keyDir) open(path string, content []byte) ([]byte, error) {
 	case err == nil:
 		return secret, nil
 	case errors.Is(err, sealkey.ErrSealed):
-		return nil, fmt.Errorf("%s: %w: give --seal-key FILE (or CLUSTERD_SEAL_KEY, sealKey in %s) with the key of this node", path, err, configPath(string(d.dataDir)))
+		return nil, fmt.Errorf("%s: %w: give --seal-key FILE (or CLUSTERD_SEAL_KEY, sealKey in %s) with the key of this node", path, err, d.path("config.yaml"))
 	case errors.Is(err, sealkey.ErrWrongKey):
 		return nil, fmt.Errorf("%s: %w than those in %s: give --seal-key the file with the key that sealed it, or add that key to this file as a further line", path, err, d.seal.File())
 	}
@@ -154,7 +136,7 @@ func (d keyDir) reconcile(id *identity, log *slog.Logger) error {
 		return nil
 	}
 	if err := os.MkdirAll(d.memory(), 0o700); err != nil {
-		return fmt.Errorf("make the folder for keys in memory: %w", err)
+		return fmt.Errorf("make the directory for keys in memory: %w", err)
 	}
 	if !inMemory(d.memory()) {
 		log.Warn("the administrator's kubeconfig and other keys that programs read in clear lie on a disk: mount a tmpfs there", "folder", d.memory())
@@ -308,10 +290,42 @@ func (d dataDir) dropInClear() error {
 }
 
 // inMemory reports whether a directory lies in memory, as far as its file system tells.
-func inMemory(folder string) bool {
+func inMemory(dir string) bool {
 	var s unix.Statfs_t
-	if unix.Statfs(folder, &s) != nil {
+	if unix.Statfs(dir, &s) != nil {
 		return false
 	}
 	return s.Type == unix.TMPFS_MAGIC || s.Type == unix.RAMFS_MAGIC
+}
+
+func (d keyDir) frontCert() string { return d.inClear("front-proxy.crt") }
+
+func (d keyDir) frontKey() string { return d.inClear("front-proxy.key") }
+
+// readFrontCert returns nil if there is no pair whose halves belong together.
+func (d keyDir) readFrontCert() (*x509.Certificate, error) {
+	certPEM, err := os.ReadFile(d.frontCert())
+	if err == nil {
+		var keyPEM []byte
+		if keyPEM, err = os.ReadFile(d.frontKey()); err == nil {
+			return pairOf(certPEM, keyPEM), nil
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return nil, err
+}
+
+// pairOf is the certificate, nil if it is none, or not that key's.
+func pairOf(certPEM, keyPEM []byte) *x509.Certificate {
+	cert, err := pki.ParseCert(certPEM)
+	if err != nil {
+		return nil
+	}
+	key, err := pki.ParseKey(keyPEM)
+	if err != nil || pki.Fingerprint(key.Public()) != pki.Fingerprint(cert.PublicKey) {
+		return nil
+	}
+	return cert
 }

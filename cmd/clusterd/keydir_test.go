@@ -35,9 +35,9 @@ type sealedNode struct {
 
 func newSealedNode(t *testing.T) *sealedNode {
 	t.Helper()
-	was := memoryFolder
-	memoryFolder = t.TempDir()
-	t.Cleanup(func() { memoryFolder = was })
+	was := memoryDir
+	memoryDir = t.TempDir()
+	t.Cleanup(func() { memoryDir = was })
 	n := &sealedNode{t: t, cfg: defaultConfig()}
 	n.cfg.Data, n.cfg.Name, n.cfg.Advertise = t.TempDir(), "n1", "192.0.2.7"
 	now := time.Now()
@@ -68,7 +68,7 @@ func newSealedNode(t *testing.T) *sealedNode {
 		t.Fatal(err)
 	}
 	d := n.dir()
-	err = errors.Join(d.writeIdentity(n.id), d.writeConfig(n.cfg), d.writeKey(d.path(sealFile), n.seals), d.WriteSuccessor(n.made),
+	err = errors.Join(d.writeIdentity(n.id), writeConfig(d.dataDir, n.cfg), d.writeKey(d.path(sealFile), n.seals), d.WriteSuccessor(n.made),
 		writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights.Rights{}),
 		os.Mkdir(d.path("network"), 0o700), os.WriteFile(d.path("network", wireguardKey), []byte("{}"), 0o600),
 		os.WriteFile(d.frontKey(), []byte("k"), 0o600), os.WriteFile(d.frontCert(), []byte("c"), 0o600))
@@ -314,7 +314,7 @@ func TestSealExistingNode(t *testing.T) {
 	}
 
 	// In clear again.
-	if err := n.dir().writeConfig(n.cfg); err != nil {
+	if err := writeConfig(n.dir().dataDir, n.cfg); err != nil {
 		t.Fatal(err)
 	}
 	if err := unseal(n.dir(), io.Discard); err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -62,7 +60,7 @@ func prepareInit(cfg Config) error {
 		if err := raftstore.SetEpoch(dir.path("store"), raftstore.NewEpoch(0)); err != nil {
 			return err
 		}
-		if err := dir.writeConfig(cfg); err != nil {
+		if err := writeConfig(dir.dataDir, cfg); err != nil {
 			return err
 		}
 		return dir.writeIdentity(id)
@@ -115,7 +113,7 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		if err != nil {
 			return err
 		}
-		if err := dir.writeConfig(*cfg); err != nil {
+		if err := writeConfig(dir.dataDir, *cfg); err != nil {
 			return err
 		}
 		return dir.writeIdentity(id)
@@ -168,16 +166,6 @@ func prepareServer(ctx context.Context, dir keyDir, id *identity, server string,
 		return err
 	}
 	return dir.writePeers(serverPeers(res.Servers))
-}
-
-// takeKeys makes a server's identity of what it got as a member.
-func (id *identity) takeKeys(keys *join.Keys) (err error) {
-	if id.ring, err = gossipkey.RingIn(keys); err != nil {
-		return err
-	}
-	id.retiredSeals = keys.SealKeys
-	id.trust, err = keys.Whole(id.trust)
-	return err
 }
 
 // prepare runs write under the directory's lock, and removes what it left when
@@ -266,36 +254,4 @@ func serverAddress(s string) (string, error) {
 		return "", fmt.Errorf("the address %q: the port must be between 1 and 65535", s)
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-// writeBootstrap notes that the next start of this node begins the cluster.
-func (d dataDir) writeBootstrap(c join.Cluster) error {
-	b, err := json.Marshal(c)
-	if err != nil {
-		return err
-	}
-	return writeFile(d.path("bootstrap.json"), b, 0o600)
-}
-
-// readBootstrap returns nil when there is nothing to begin.
-func (d dataDir) readBootstrap() (*join.Cluster, error) {
-	b, err := os.ReadFile(d.path("bootstrap.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var c join.Cluster
-	if err := json.Unmarshal(b, &c); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path("bootstrap.json"), err)
-	}
-	return &c, nil
-}
-
-func (d dataDir) removeBootstrap() error {
-	if err := os.Remove(d.path("bootstrap.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return durable.SyncDir(string(d))
 }

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 
 	"github.com/clusterd/clusterd/durable"
@@ -19,32 +17,6 @@ import (
 type reexecError struct{ why, data string }
 
 func (e *reexecError) Error() string { return e.why }
-
-func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
-
-func (d dataDir) writeRecovery(r recovery.Order) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return writeFile(d.path("recovery.json"), b, 0o600)
-}
-
-// readRecovery returns nil when there is nothing to do.
-func (d dataDir) readRecovery() (*recovery.Order, error) {
-	b, err := os.ReadFile(d.path("recovery.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var r recovery.Order
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path("recovery.json"), err)
-	}
-	return &r, nil
-}
 
 // recoverStore carries out the recovery that was written down, if any. The
 // store as it was is kept beside the new one. It can be repeated after a crash

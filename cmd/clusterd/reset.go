@@ -44,7 +44,7 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 		return err
 	}
 	defer lock.Close()
-	recorded, err := dir.readHostFolders()
+	recorded, err := readHostDirs(dir)
 	if err != nil {
 		fmt.Fprintf(out, "%v: only the folders that the configuration and flags name are put right outside of the data folder.\n", err)
 	}
@@ -83,32 +83,13 @@ func confirmReset(yes bool, data string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// volumes are the names of the volumes for claims that have their data in the directory.
-func (d dataDir) volumes() (names []string) {
-	list, err := os.ReadDir(d.path("claims"))
-	if err != nil {
-		return nil // there are none, or reset itself says what is wrong
-	}
-	for _, e := range list {
-		if e.IsDir() && strings.HasPrefix(e.Name(), "pvc-") {
-			names = append(names, e.Name())
-		}
-	}
-	return names
-}
-
-func (d dataDir) exists() bool {
-	_, err := os.Stat(string(d))
-	return err == nil
-}
-
 type resetStep struct {
 	what string
 	do   func() error
 }
 
 // resetOutside undoes what was made outside of the data directory.
-func resetOutside(f hostFolders, data string) error {
+func resetOutside(f hostDirs, data string) error {
 	return errors.Join(each(f.KubeletRoots, removeDriven), each(f.LogLinks, func(links string) error {
 		return pod.LogLinks(links).RemoveAll(filepath.Clean(data))
 	}))

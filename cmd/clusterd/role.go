@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
-	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -172,47 +169,4 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		return &reexecError{"this node was demoted and goes on as an agent", m.cfg.Data}
 	}
 	return fmt.Errorf("get an agent's certificate: %w", errors.Join(errs...))
-}
-
-// dropServerState removes what only servers have beside their identity. The store
-// is set aside: should the word that this node was demoted be untrue, it can be put
-// back. The keys for secrets at rest go with it, and before it; where there is no store
-// they are an administrator's, who has put them there for the node to become a server.
-func (d keyDir) dropServerState() error {
-	if _, err := os.Lstat(d.path("store")); err == nil {
-		if err := os.RemoveAll(d.path(sealFile)); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	errs := []error{d.setStoreAside()}
-	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key"} {
-		errs = append(errs, os.RemoveAll(d.path(name)), os.RemoveAll(d.inClear(name)))
-	}
-	made, err := filepath.Glob(d.successor("*"))
-	errs = append(errs, err)
-	for _, path := range made {
-		errs = append(errs, os.Remove(path))
-	}
-	return errors.Join(errs...)
-}
-
-// setStoreAside renames the store's directory to one that does not exist yet.
-func (d dataDir) setStoreAside() error {
-	if _, err := os.Lstat(d.path("store")); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	aside := d.path("store.demoted")
-	for n := 2; ; n++ {
-		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
-			break
-		} else if err != nil {
-			return err
-		}
-		aside = fmt.Sprintf("%s-%d", d.path("store.demoted"), n)
-	}
-	return durable.Rename(d.path("store"), aside)
 }

@@ -17,11 +17,8 @@ import (
 	"github.com/clusterd/clusterd/slack"
 )
 
-const (
-	sealFile = "seal.keys"
-	// sealLook is how often the file is looked at.
-	sealLook = 10 * time.Second
-)
+// sealLook is how often the file with the keys is looked at.
+const sealLook = 10 * time.Second
 
 // sealedKinds are encrypted at rest with the cluster's own keys, unless an
 // EncryptionConfiguration names them.

@@ -117,7 +117,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			return fmt.Errorf("--image %s: %w", path, err)
 		}
 	}
-	if err := dir.noteHostFolders(cfg); err != nil {
+	if err := noteHostDirs(dir, cfg); err != nil {
 		return fmt.Errorf("record the folders that this node uses: %w", err)
 	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
