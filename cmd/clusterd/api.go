@@ -17,6 +17,7 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/clock"
@@ -47,7 +48,7 @@ type clusterAPI struct {
 	// schedule is when this server takes snapshots while it leads.
 	schedule SnapshotConfig
 	// seen are the other members as this node last saw them.
-	seen func() []seenPeer
+	seen func() []nodedir.SeenPeer
 	// restart writes a recovery down and ends this process, to be started
 	// again.
 	restart func(recovery.Order) error
@@ -112,7 +113,7 @@ func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.
 			continue
 		}
 		r := join.Record{ID: m.ID, Name: m.ID}
-		if i := slices.IndexFunc(seen, func(p seenPeer) bool { return p.ID == m.ID }); i >= 0 {
+		if i := slices.IndexFunc(seen, func(p nodedir.SeenPeer) bool { return p.ID == m.ID }); i >= 0 {
 			r.Name, r.Addr = seen[i].Name, seen[i].Addr
 		}
 		if g, ok := a.members.Get(m.ID); ok {

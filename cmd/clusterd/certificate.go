@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"time"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -39,7 +40,7 @@ func (m *Main) renew(now time.Time) {
 		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
 	}
 	if err := m.writeKubeconfig(); err != nil {
-		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
+		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.Kubeconfig(), "err", err)
 	}
 	if err := m.renewCert(now); err != nil {
 		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
@@ -51,17 +52,17 @@ func (m *Main) renew(now time.Time) {
 func (m *Main) renewCert(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
-	signer := m.id.trust.Signer()
-	named := pki.NamesServer(m.id.cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
-	if m.mayRenew() && (pki.NeedsRenewal(m.id.cert, now) || pki.LivesLonger(m.id.cert, pki.ServerLifetime) || pki.NodeRole(m.id.cert) != pki.Server || !named || !signer.Signed(m.id.cert)) {
-		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+	signer := m.id.Trust.Signer()
+	named := pki.NamesServer(m.id.Cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
+	if m.mayRenew() && (pki.NeedsRenewal(m.id.Cert, now) || pki.LivesLonger(m.id.Cert, pki.ServerLifetime) || pki.NodeRole(m.id.Cert) != pki.Server || !named || !signer.Signed(m.id.Cert)) {
+		cert, err := signer.IssueServer(m.id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err
 		}
-		if err := m.dir.writeNodeCert(cert); err != nil {
+		if err := m.dir.WriteNodeCert(cert); err != nil {
 			return err
 		}
-		m.id.cert = cert
+		m.id.Cert = cert
 	}
 	return m.useIdentity(now)
 }
@@ -79,9 +80,9 @@ func (m *Main) useIdentity(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	m.cert.Store(m.id.tlsCertificate())
+	m.cert.Store(m.id.TLSCertificate())
 	m.shown.Store(shown)
-	m.trust.Store(m.id.trust)
+	m.trust.Store(m.id.Trust)
 	return nil
 }
 
@@ -95,14 +96,14 @@ type shownCertificates struct {
 // shownNow makes them. The API's clients know the older authority and may not know
 // the newer one yet. idMu is held.
 func (m *Main) shownNow(now time.Time) (*shownCertificates, error) {
-	own, signer := m.id.tlsCertificate(), m.id.trust.Signer()
+	own, signer := m.id.TLSCertificate(), m.id.Trust.Signer()
 	shown := &shownCertificates{of: map[string]*tls.Certificate{signer.ID(): own}, otherwise: own}
-	if elder := m.id.trust.Elder(); elder != signer {
-		cert, err := elder.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+	if elder := m.id.Trust.Elder(); elder != signer {
+		cert, err := elder.IssueServer(m.id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return nil, err
 		}
-		shown.otherwise = tlsCertificate(elder, cert, m.id.key)
+		shown.otherwise = nodedir.TLSCertificate(elder, cert, m.id.Key)
 		shown.of[elder.ID()] = shown.otherwise
 	}
 	return shown, nil

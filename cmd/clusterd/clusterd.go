@@ -28,6 +28,7 @@ import (
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/cmd/clusterd/atrest"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
@@ -49,8 +50,8 @@ import (
 // Main is one node: every room is built, started and stopped here.
 type Main struct {
 	cfg Config
-	dir keyDir
-	id  *identity
+	dir nodedir.KeyDir
+	id  *nodedir.Identity
 	// idMu guards id.cert and id.trust, and pki/ on disk; trust and cert are
 	// what is used.
 	idMu         sync.Mutex
@@ -114,7 +115,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), reexecCh: make(chan error, 1), metrics: newMetrics()}
+	m := &Main{cfg: cfg, dir: nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), reexecCh: make(chan error, 1), metrics: newMetrics()}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -127,40 +128,40 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	for _, words := range m.scheduler.Ignored {
 		log.Warn("the scheduler's configuration says what has no effect", "what", words)
 	}
-	if !m.dir.member() {
+	if !m.dir.Member() {
 		return nil, fmt.Errorf("%s holds no node: run `clusterd init` to begin a cluster, or `clusterd join ADDRESS --token TOKEN`", cfg.Data)
 	}
-	if m.lock, err = m.dir.lock(); err != nil {
+	if m.lock, err = m.dir.Lock(); err != nil {
 		return nil, err
 	}
 	if m.dir, err = cfg.keyDir(); err != nil {
 		return nil, err
 	}
-	if m.id, err = m.dir.readIdentity(); err != nil {
+	if m.id, err = m.dir.ReadIdentity(); err != nil {
 		return nil, err
 	}
-	m.id.trust = m.id.trust.Shorter(debugCertLife())
-	if err = m.dir.reconcile(m.id, log); err != nil {
+	m.id.Trust = m.id.Trust.Shorter(debugCertLife())
+	if err = m.dir.Reconcile(m.id, log); err != nil {
 		return nil, err
 	}
-	former, err := m.dir.formerServers()
+	former, err := m.dir.FormerServers()
 	if err != nil {
 		return nil, err
 	}
-	m.rights = rights.New(m.id.nodeID(), &m.clock, former)
-	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
+	m.rights = rights.New(m.id.NodeID(), &m.clock, former)
+	if name, _ := pki.NodeName(m.id.Cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
-	if r := m.dir.removed(); r != nil {
+	if r := m.dir.Removed(); r != nil {
 		return nil, m.errRemoved(*r)
 	}
 	if err = m.recoverStore(); err != nil {
 		return nil, err
 	}
-	if m.bootstrap, err = m.dir.readBootstrap(); err != nil {
+	if m.bootstrap, err = m.dir.ReadBootstrap(); err != nil {
 		return nil, err
 	}
-	m.trust.Store(m.id.trust)
+	m.trust.Store(m.id.Trust)
 	if err = m.showIdentity(time.Now()); err != nil {
 		return nil, err
 	}
@@ -185,9 +186,9 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.members, err = gossip.New(gossip.Config{
-		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
+		Meta:   gossip.Meta{ID: m.id.NodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
-		Keys:   m.id.ring.Keys,
+		Keys:   m.id.Ring.Keys,
 		Seeds:  m.seeds,
 		Admits: m.rights.Admitted,
 		Expect: m.rights.Servers,
@@ -209,8 +210,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	}
 	m.budget = m.newBudget(limits)
 	store := raftstore.Config{
-		ID:       m.id.nodeID(),
-		Dir:      m.dir.path("store"),
+		ID:       m.id.NodeID(),
+		Dir:      m.dir.Path("store"),
 		Listener: m.port.Protocol(transport.Raft),
 		Dial: func(ctx context.Context, id string) (net.Conn, error) {
 			addr := m.serverAddr(id)
@@ -277,7 +278,7 @@ func (m *Main) buildAPI() error {
 		Storage: kubestore.NewDecorator(kubestore.Config{
 			Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer, Reserve: m.budget.Reserve,
 		}),
-		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
+		Access:            m.cfg.AccessConfig.access(m.dir.Path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
 		Streams:           m.cfg.MaxStreamsPerUser,
 		Past:              past,
@@ -320,7 +321,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		self:     m.cfg.addr(),
 		log:      room(m.log, "api"),
 		restart:  m.restart,
-		seen:     m.dir.readPeers,
+		seen:     m.dir.ReadPeers,
 
 		tokenKeys:      func(ctx context.Context) ([]tokens.State, error) { return m.api.TokenKeys(ctx) },
 		rotateTokenKey: m.rotateTokenKey,
@@ -336,7 +337,7 @@ func (m *Main) newClusterAPI() *clusterAPI {
 
 // restart writes a recovery down and lets Run end with a *reexecError.
 func (m *Main) restart(r recovery.Order) error {
-	if err := m.dir.writeRecovery(r); err != nil {
+	if err := m.dir.WriteRecovery(r); err != nil {
 		return err
 	}
 	select {
@@ -418,7 +419,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		}
 		return notifySystemd(ctx, m.log, "answers at "+m.cfg.addr().String())
 	})
-	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
+	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.NodeID())
 	return g.run(ctx)
 }
 
@@ -452,13 +453,13 @@ func (m *Main) recordCluster(ctx context.Context) error {
 		return nil
 	}
 	err := join.PutCluster(ctx, m.store, *m.bootstrap, join.Record{
-		ID: m.id.nodeID(), Name: m.cfg.Name, Addr: m.cfg.addr(), Joined: time.Now().UTC(), Confirmed: true,
+		ID: m.id.NodeID(), Name: m.cfg.Name, Addr: m.cfg.addr(), Joined: time.Now().UTC(), Confirmed: true,
 	})
 	if err != nil && !errors.Is(err, join.ErrRecorded) {
 		return err
 	}
 	m.bootstrap = nil
-	return m.dir.removeBootstrap()
+	return m.dir.RemoveBootstrap()
 }
 
 func (m *Main) joinServer() *join.Server {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/certificates"
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -17,7 +18,7 @@ const frontLifetime = pki.ServerLifetime
 // front is how this server proves to aggregated APIs who it is.
 func (m *Main) front() server.Front {
 	return server.Front{
-		CertFile: m.dir.frontCert(), KeyFile: m.dir.frontKey(),
+		CertFile: m.dir.FrontCert(), KeyFile: m.dir.FrontKey(),
 		Name:        certificates.FrontName,
 		Authorities: func() []byte { return m.trust.Load().For(pki.ForFront).Bundle() },
 		Clients:     func() []byte { return m.trust.Load().For(pki.ForClients).Bundle() },
@@ -30,7 +31,7 @@ func (m *Main) renewFront(now time.Time) error {
 	// Aggregated APIs learn a new authority late: they may know the old one
 	// alone until the exchange ends.
 	elder := m.trust.Load().For(pki.ForFront).Elder()
-	cert, err := m.dir.readFrontCert()
+	cert, err := m.dir.ReadFrontCert()
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
@@ -52,5 +53,5 @@ func (m *Main) renewFront(now time.Time) error {
 		return err
 	}
 	// The certificate last: it says that the pair is whole.
-	return errors.Join(writeFile(m.dir.frontKey(), b, 0o600), writeFile(m.dir.frontCert(), pki.EncodeCert(cert), 0o600))
+	return errors.Join(nodedir.WriteFile(m.dir.FrontKey(), b, 0o600), nodedir.WriteFile(m.dir.FrontCert(), pki.EncodeCert(cert), 0o600))
 }

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // hostDirs are directories outside of the data directory in which this node has worked,
@@ -19,9 +21,9 @@ type hostDirs struct {
 const hostDirsFile = "host-folders.json"
 
 // readHostDirs returns none where nothing was recorded.
-func readHostDirs(d dataDir) (hostDirs, error) {
+func readHostDirs(d nodedir.Dir) (hostDirs, error) {
 	var f hostDirs
-	b, err := os.ReadFile(d.path(hostDirsFile))
+	b, err := os.ReadFile(d.Path(hostDirsFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return f, nil
 	}
@@ -29,14 +31,14 @@ func readHostDirs(d dataDir) (hostDirs, error) {
 		err = json.Unmarshal(b, &f)
 	}
 	if err != nil {
-		return hostDirs{}, fmt.Errorf("%s: %w", d.path(hostDirsFile), err)
+		return hostDirs{}, fmt.Errorf("%s: %w", d.Path(hostDirsFile), err)
 	}
 	return f, nil
 }
 
 // noteHostDirs records the directories of this configuration before anything is made
 // in them. Those of earlier ones stay recorded.
-func noteHostDirs(d dataDir, cfg Config) error {
+func noteHostDirs(d nodedir.Dir, cfg Config) error {
 	had, err := readHostDirs(d)
 	if err != nil {
 		had = hostDirs{} // a reset cannot read it either
@@ -49,7 +51,7 @@ func noteHostDirs(d dataDir, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(d.path(hostDirsFile), append(b, '\n'), 0o600)
+	return nodedir.WriteFile(d.Path(hostDirsFile), append(b, '\n'), 0o600)
 }
 
 // with adds a configuration's directories.

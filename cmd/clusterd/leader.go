@@ -98,7 +98,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 		return nil // the term is over
 	}
 	hints := silence.NewSuspects(silence.Sources{
-		Self: m.id.nodeID(), Members: m.members, Agents: m.peers.agents, Record: m.peers.record, Answered: m.store.Answered,
+		Self: m.id.NodeID(), Members: m.members, Agents: m.peers.agents, Record: m.peers.record, Answered: m.store.Answered,
 		Ask: m.peers.confirm, AskVia: m.peers.askReach,
 	})
 	cfg, err := m.schedConfig(hints)
@@ -106,7 +106,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 		return err
 	}
 	members := join.Reconciler{
-		ID: m.id.nodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
+		ID: m.id.NodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
 		Warn: func(w string) { m.warnEvent(ctx, cfg.EventClient, "FewVoters", w) },
 	}
 	work, ctx := errgroup.WithContext(ctx)

@@ -74,7 +74,7 @@ func (m *Main) watchMembership(ctx context.Context) error {
 			return err
 		}
 		if adopt != nil {
-			if err := m.dir.writeRecovery(*adopt); err != nil {
+			if err := m.dir.WriteRecovery(*adopt); err != nil {
 				return err
 			}
 			return &reexecError{"this node starts over in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
@@ -99,7 +99,7 @@ func (m *Main) checkMembership(ctx context.Context) error {
 	if err != nil || adopt == nil {
 		return err
 	}
-	if err := m.dir.writeRecovery(*adopt); err != nil {
+	if err := m.dir.WriteRecovery(*adopt); err != nil {
 		return err
 	}
 	return m.recoverStore()
@@ -109,7 +109,7 @@ func (m *Main) checkMembership(ctx context.Context) error {
 func (m *Main) memberAddrs() []netip.AddrPort {
 	addrs := m.seeds()
 	for _, mem := range m.members.All() {
-		if mem.ID != m.id.nodeID() {
+		if mem.ID != m.id.NodeID() {
 			addrs = append(addrs, mem.Addr)
 		}
 	}
@@ -131,7 +131,7 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 			dial := func(ctx context.Context) (net.Conn, error) {
 				return m.tid.Dial(ctx, addr, "", transport.Join)
 			}
-			answer, err := join.AskMembershipStatus(ctx, dial, m.id.nodeID())
+			answer, err := join.AskMembershipStatus(ctx, dial, m.id.NodeID())
 			if err != nil {
 				m.log.Debug("ask a member for this node's membership status", "peer", addr, "err", err)
 				return
@@ -152,7 +152,7 @@ var errDemoted = errors.New("this node was demoted")
 // judgeMembership does what follows from the answers: it returns the end of this node, an
 // epoch in which it is to start over, or nothing.
 func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recovery.Order, error) {
-	ours, err := m.dir.epoch()
+	ours, err := m.dir.Epoch()
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recovery.Order
 	}
 	switch {
 	case j.Removed != nil:
-		return nil, errors.Join(m.errRemoved(*j.Removed), m.dir.markRemoved(*j.Removed))
+		return nil, errors.Join(m.errRemoved(*j.Removed), m.dir.MarkRemoved(*j.Removed))
 	case j.Demoted:
 		return nil, errDemoted
 	case j.StartOver != nil:

@@ -22,12 +22,12 @@ func (e *reexecError) Error() string { return e.why }
 // store as it was is kept beside the new one. It can be repeated after a crash
 // at any point: the new directory is made aside, and put into place last.
 func (m *Main) recoverStore() error {
-	r, err := m.dir.readRecovery()
+	r, err := m.dir.ReadRecovery()
 	if err != nil || r == nil {
 		return err
 	}
-	store, next := m.dir.path("store"), m.dir.path("store.next")
-	now, err := m.dir.epoch()
+	store, next := m.dir.Path("store"), m.dir.Path("store.next")
+	now, err := m.dir.Epoch()
 	if err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (m *Main) recoverStore() error {
 			if err := m.makeNext(*r, store, next); err != nil {
 				// The store is as it was: the next start opens it as such.
 				return errors.Join(fmt.Errorf("begin epoch %s of the store: %w; it is given up, and nothing was changed", r.Epoch, err),
-					os.Remove(m.dir.path("recovery.json")))
+					os.Remove(m.dir.Path("recovery.json")))
 			}
 			aside := fmt.Sprintf("%s.epoch-%d", store, now.Number)
 			if err := errors.Join(os.RemoveAll(aside), durable.Rename(store, aside)); err != nil {
@@ -48,7 +48,7 @@ func (m *Main) recoverStore() error {
 			return fmt.Errorf("begin epoch %s of the store: %w", r.Epoch, err)
 		}
 	}
-	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir.dataDir)))
+	return errors.Join(os.Remove(m.dir.Path("recovery.json")), durable.SyncDir(string(m.dir.Dir)))
 }
 
 // makeNext makes the directory of the new epoch.
@@ -73,5 +73,5 @@ func (m *Main) makeNext(r recovery.Order, store, next string) error {
 		return err
 	}
 	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
-	return storerecovery.Recover(next, m.id.nodeID(), r.Epoch, k, term)
+	return storerecovery.Recover(next, m.id.NodeID(), r.Epoch, k, term)
 }

@@ -30,15 +30,15 @@ func refuseRemoved(r *rights.Rights, next authenticator.Request) authenticator.R
 // node when it is the one.
 func (m *Main) keepRights(ctx context.Context) error {
 	err := join.Removals(ctx, m.store, func(id string, r join.Removal) error {
-		if id == m.id.nodeID() {
+		if id == m.id.NodeID() {
 			m.clusterAPI.answered()
-			return errors.Join(m.errRemoved(r), m.dir.markRemoved(r))
+			return errors.Join(m.errRemoved(r), m.dir.MarkRemoved(r))
 		}
 		m.rights.Note(id, r)
 		m.port.CloseConns(id)
 		m.members.Forget(id)
 		if ids := m.rights.Remember(id, r); ids != nil {
-			if err := m.dir.writeFormerServers(ids); err != nil {
+			if err := m.dir.WriteFormerServers(ids); err != nil {
 				m.log.Warn("the list of removed servers could not be written down", "err", err)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
@@ -23,7 +24,7 @@ func (m *Main) newRotation() *authority.Server {
 	// sealsOf are the CAs, in PEM, that the sealing keys in use follow from.
 	sealsOf := m.trust.Load().For(pki.ForSecrets).Bundle()
 	return &authority.Server{
-		Store: m.store, ID: m.id.nodeID(), Trust: m.trust.Load, Now: m.clock.Now,
+		Store: m.store, ID: m.id.NodeID(), Trust: m.trust.Load, Now: m.clock.Now,
 		HasLeader:  func() bool { return m.store.Leader() != "" },
 		Successors: m.dir,
 		Fetch: func(ctx context.Context, server join.Record) (*join.Keys, error) {
@@ -59,11 +60,11 @@ func (m *Main) fetchKeys(ctx context.Context, addr netip.AddrPort, id string) (*
 // newGossipKeys is this server's part in rotations of the gossip key, once its store is open.
 func (m *Main) newGossipKeys() *gossipkey.Node {
 	return &gossipkey.Node{
-		Store: m.store, ID: m.id.nodeID(), HasLeader: func() bool { return m.store.Leader() != "" },
+		Store: m.store, ID: m.id.NodeID(), HasLeader: func() bool { return m.store.Leader() != "" },
 		Ring: func() gossipkey.Ring {
 			m.idMu.Lock()
 			defer m.idMu.Unlock()
-			return m.id.ring
+			return m.id.Ring
 		},
 		Adopt: m.adoptRing,
 		Addr:  m.serverAddr, Known: m.memberAddrs, Self: m.cfg.addr(), Fetch: m.fetchKeys,
@@ -76,11 +77,11 @@ func (m *Main) adoptRing(ring gossipkey.Ring) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	id := *m.id
-	id.ring = ring
-	if err := m.dir.replaceIdentity(&id); err != nil {
+	id.Ring = ring
+	if err := m.dir.ReplaceIdentity(&id); err != nil {
 		return err
 	}
-	m.id.ring = ring
+	m.id.Ring = ring
 	return m.members.SetKeys(ring.Keys)
 }
 
@@ -104,24 +105,24 @@ func (m *Main) writeTrust(next *pki.Trust, now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	id := *m.id
-	id.trust = next
-	for _, ca := range m.id.trust.Dropped(next, pki.ForSecrets) {
-		key, err := sealKeyOf(ca)
+	id.Trust = next
+	for _, ca := range m.id.Trust.Dropped(next, pki.ForSecrets) {
+		key, err := nodedir.SealKeyOf(ca)
 		if err != nil {
 			return err
 		}
-		id.retiredSeals = append(slices.Clone(id.retiredSeals), sealLine(key)...)
+		id.RetiredSeals = append(slices.Clone(id.RetiredSeals), nodedir.SealLine(key)...)
 	}
-	if !next.Signer().Signed(id.cert) {
-		cert, err := next.Signer().IssueServer(id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+	if !next.Signer().Signed(id.Cert) {
+		cert, err := next.Signer().IssueServer(id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err
 		}
-		id.cert = cert
+		id.Cert = cert
 	}
-	if err := m.dir.replaceIdentity(&id); err != nil {
+	if err := m.dir.ReplaceIdentity(&id); err != nil {
 		return err
 	}
-	m.id.trust, m.id.cert, m.id.retiredSeals = id.trust, id.cert, id.retiredSeals
+	m.id.Trust, m.id.Cert, m.id.RetiredSeals = id.Trust, id.Cert, id.RetiredSeals
 	return m.useIdentity(now)
 }

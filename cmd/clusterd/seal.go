@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/slack"
@@ -32,7 +33,7 @@ var sealedKinds = map[schema.GroupResource]bool{
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
 // data directory is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
-	_, keys, err := m.dir.ownSealKeys()
+	_, keys, err := m.dir.OwnSealKeys()
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +41,7 @@ func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mergeSealKeys(keys, own), nil
+	return nodedir.MergeSealKeys(keys, own), nil
 }
 
 // openSeal makes the seal that the store's decorator uses.
@@ -89,7 +90,7 @@ func (m *Main) lookAtSeal(w *sealWatch) bool {
 	if now == w.stamp {
 		return false
 	}
-	list, _, err := m.dir.ownSealKeys()
+	list, _, err := m.dir.OwnSealKeys()
 	if err == nil && w.taken && bytes.Equal(list, w.list) {
 		w.stamp = now
 		return false
@@ -110,21 +111,21 @@ func (m *Main) lookAtSeal(w *sealWatch) bool {
 // be sealed in the middle of being written, nor to be put over one that has just come.
 func (m *Main) sealSettled(w *sealWatch, now time.Time) error {
 	stamp := m.sealStamp()
-	if m.dir.seal == nil || stamp == "" || stamp == w.right {
+	if m.dir.Seal == nil || stamp == "" || stamp == w.right {
 		return nil
 	}
-	info, err := os.Stat(m.dir.path(sealFile))
+	info, err := os.Stat(m.dir.Path(nodedir.SealKeysFile))
 	if err != nil {
 		return err
 	}
 	if age := now.Sub(info.ModTime()); age.Abs() < sealLook {
 		return nil
 	}
-	list, _, err := m.dir.ownSealKeys()
+	list, _, err := m.dir.OwnSealKeys()
 	if err != nil {
 		return nil // lookAtSeal has said so
 	}
-	changed, err := m.dir.sealFile(m.dir.path(sealFile), list)
+	changed, err := m.dir.SealFile(m.dir.Path(nodedir.SealKeysFile), list)
 	if err == nil && !changed {
 		w.right = stamp // or it has changed since, and has another stamp
 	}
@@ -147,7 +148,7 @@ func (m *Main) newSealKeys() error {
 
 // sealStamp changes when the file does.
 func (m *Main) sealStamp() string {
-	info, err := os.Stat(m.dir.path(sealFile))
+	info, err := os.Stat(m.dir.Path(nodedir.SealKeysFile))
 	if err != nil {
 		return ""
 	}
@@ -158,11 +159,11 @@ func (m *Main) sealStamp() string {
 // that purpose: of the first one, then of those beside it and of the past, which only read.
 func (m *Main) derivedSealKeys() ([]kubestore.SealKey, error) {
 	m.idMu.Lock()
-	trust, retired := m.id.trust, m.id.retiredSeals
+	trust, retired := m.id.Trust, m.id.RetiredSeals
 	m.idMu.Unlock()
 	var keys []kubestore.SealKey
 	for _, ca := range trust.For(pki.ForSecrets).All() {
-		key, err := sealKeyOf(ca)
+		key, err := nodedir.SealKeyOf(ca)
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +171,7 @@ func (m *Main) derivedSealKeys() ([]kubestore.SealKey, error) {
 	}
 	past, err := kubestore.ParseSealKeys(string(retired))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", m.dir.path("pki", "retired-seal.keys"), err)
+		return nil, fmt.Errorf("%s: %w", m.dir.Path("pki", "retired-seal.keys"), err)
 	}
 	for _, key := range past {
 		if !slices.ContainsFunc(keys, func(k kubestore.SealKey) bool { return k.ID == key.ID }) {
@@ -182,13 +183,13 @@ func (m *Main) derivedSealKeys() ([]kubestore.SealKey, error) {
 
 // ownSeals is the list of keys of the file seal.keys.
 func (m *Main) ownSeals() ([]byte, error) {
-	_, keys, err := m.dir.ownSealKeys()
-	return sealLines(keys), err
+	_, keys, err := m.dir.OwnSealKeys()
+	return nodedir.SealLines(keys), err
 }
 
 // retiredSeals is the list of keys of authorities of the past.
 func (m *Main) retiredSeals() []byte {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
-	return m.id.retiredSeals
+	return m.id.RetiredSeals
 }

@@ -44,7 +44,7 @@ func readClock(tid func() transport.Identity, id string) func(context.Context, j
 // newClockWatch is a server's.
 func (m *Main) newClockWatch() *clock.Watch {
 	return &clock.Watch{
-		Clock: &m.clock, Log: room(m.log, "clock"), Read: readClock(func() transport.Identity { return m.tid }, m.id.nodeID()), Floor: func() (time.Time, string) { return clockFloor(m.trust.Load()) },
+		Clock: &m.clock, Log: room(m.log, "clock"), Read: readClock(func() transport.Identity { return m.tid }, m.id.NodeID()), Floor: func() (time.Time, string) { return clockFloor(m.trust.Load()) },
 		Others: m.otherServers, Servers: func() int { return len(m.otherServers()) + 1 }, Self: true, Period: clock.Period,
 		Last: func() time.Time {
 			if m.store == nil {
@@ -62,7 +62,7 @@ func (m *Main) otherServers() []join.ServerAddr {
 		return m.serverAddrs()[1:]
 	}
 	var others []join.ServerAddr
-	for _, p := range m.dir.readPeers() {
+	for _, p := range m.dir.ReadPeers() {
 		others = append(others, join.ServerAddr{ID: p.ID, Name: p.Name, Addr: p.Addr})
 	}
 	return others

@@ -1,4 +1,4 @@
-package main
+package nodedir
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 // which it was written, and gone once it is dropped.
 func TestSuccessorFiles(t *testing.T) {
 	now := time.Now()
-	dir := keyDir{dataDir: dataDir(t.TempDir())}
+	dir := KeyDir{Dir: Dir(t.TempDir())}
 	ca, err := pki.NewCA("test", now)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package main
+package nodedir
 
 import (
 	"errors"
@@ -12,22 +12,22 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// successor is the file of an authority that this server made and that the
+// Successor is the file of an authority that this server made and that the
 // cluster's state may name; it is in pki/ once this server follows that.
-func (d dataDir) successor(id string) string { return d.path("authority-" + id + ".pem") }
+func (d Dir) Successor(id string) string { return d.Path("authority-" + id + ".pem") }
 
 // WriteSuccessor implements authority.SuccessorStore.
-func (d keyDir) WriteSuccessor(ca *pki.CA) error {
+func (d KeyDir) WriteSuccessor(ca *pki.CA) error {
 	key, err := ca.EncodeCAKey()
 	if err != nil {
 		return err
 	}
-	return d.writeKey(d.successor(ca.ID()), append(pki.EncodeCert(ca.Cert), key...))
+	return d.WriteKey(d.Successor(ca.ID()), append(pki.EncodeCert(ca.Cert), key...))
 }
 
 // ReadSuccessor implements authority.SuccessorStore.
-func (d keyDir) ReadSuccessor(id string) (*pki.CA, error) {
-	b, err := d.readKey(d.successor(id))
+func (d KeyDir) ReadSuccessor(id string) (*pki.CA, error) {
+	b, err := d.ReadKey(d.Successor(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -37,14 +37,14 @@ func (d keyDir) ReadSuccessor(id string) (*pki.CA, error) {
 	cert, key := pki.CutPEM(b)
 	ca, err := pki.LoadCA(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", d.successor(id), err)
+		return nil, fmt.Errorf("%s: %w", d.Successor(id), err)
 	}
 	return ca, nil
 }
 
 // Successors are the ids of those files, and when each was written.
-func (d dataDir) Successors() (map[string]time.Time, error) {
-	files, err := filepath.Glob(d.successor("*"))
+func (d Dir) Successors() (map[string]time.Time, error) {
+	files, err := filepath.Glob(d.Successor("*"))
 	if err != nil {
 		return nil, err
 	}
@@ -64,8 +64,8 @@ func (d dataDir) Successors() (map[string]time.Time, error) {
 }
 
 // DropSuccessor implements authority.SuccessorStore.
-func (d dataDir) DropSuccessor(id string) error {
-	err := os.Remove(d.successor(id))
+func (d Dir) DropSuccessor(id string) error {
+	err := os.Remove(d.Successor(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
