@@ -34,6 +34,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/apis/server/admission/noderestriction"
 	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/transport"
@@ -175,7 +176,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 			a.close()
 		}
 	}()
-	if err := dataDir(cfg.Data).noteHostFolders(cfg); err != nil {
+	if err := noteHostDirs(nodedir.Dir(cfg.Data), cfg); err != nil {
 		return nil, fmt.Errorf("record the folders that this node uses: %w", err)
 	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
@@ -222,7 +223,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		Client:   client,
 		Nodes:    seen.Nodes,
 		Bridge:   podBridge,
-		Dir:      dataDir(cfg.Data).path("network"),
+		Dir:      nodedir.Dir(cfg.Data).Path("network"),
 		KeyDir:   cfg.wireguardDir(),
 		PodCIDRs: cfg.podRanges(),
 		Ready:    readyNetworks,
@@ -363,7 +364,7 @@ func (a *nodeAgent) policiesFault(changed []string, err error) { a.Agent.Policie
 // processors says which containers have processors of their own. Without the
 // static policy it takes back what was given while it was in force.
 func processors(cfg Config) (_ pod.CPUs, allocatable cpuset.CPUSet, _ error) {
-	file := dataDir(cfg.Data).path("cpus.json")
+	file := nodedir.Dir(cfg.Data).Path("cpus.json")
 	static := cfg.CPUManagerPolicy == cpuPolicyStatic
 	if _, err := os.Stat(file); !static && errors.Is(err, fs.ErrNotExist) {
 		return nil, allocatable, nil
@@ -386,7 +387,7 @@ func processors(cfg Config) (_ pod.CPUs, allocatable cpuset.CPUSet, _ error) {
 // startRuntime connects to the data directory's podmon, starting one if none
 // lives.
 func startRuntime(ctx context.Context, cfg Config, log *slog.Logger) (*runtime.Client, error) {
-	c, err := runtime.Start(ctx, runtime.Config{Dir: dataDir(cfg.Data).path("podmon"), CgroupRoot: cfg.CgroupRoot, Logger: log})
+	c, err := runtime.Start(ctx, runtime.Config{Dir: nodedir.Dir(cfg.Data).Path("podmon"), CgroupRoot: cfg.CgroupRoot, Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("reach podmon: %w", err)
 	}

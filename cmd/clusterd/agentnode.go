@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/rbac"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -33,15 +33,15 @@ import (
 // answers.
 type agentNode struct {
 	cfg   Config
-	dir   keyDir
-	id    *identity
+	dir   nodedir.KeyDir
+	id    *nodedir.Identity
 	idMu  sync.Mutex // guards id.cert and id.trust, and pki/ on disk
 	trust pki.LiveTrust
 	cert  atomic.Pointer[tls.Certificate]
 	renew chan struct{} // is signalled (capacity 1) when the certificate is to be looked at
 	// clock is this machine's with what the servers say of it.
 	clock      clock.Clock
-	clockWatch *clockWatch
+	clockWatch *clock.Watch
 	port       *transport.Port
 	log        *slog.Logger
 	tid        transport.Identity
@@ -52,23 +52,11 @@ type agentNode struct {
 	promoted chan struct{}
 }
 
-// role is the role of the member whose data directory it is.
-func (d dataDir) role() (pki.Role, error) {
-	cert, err := d.readNodeCert()
-	if err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(d.path("pki", "ca.key")); err == nil {
-		return pki.Server, nil // a certificate that is older than roles does not name it
-	}
-	return pki.NodeRole(cert), nil
-}
-
 // runAgentNode runs the node until ctx ends.
 func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	hideNotifySocket()
-	n := &agentNode{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), reexecCh: make(chan error, 1), renew: make(chan struct{}, 1)}
-	lock, err := n.dir.lock()
+	n := &agentNode{cfg: cfg, dir: nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}, log: log, promoted: make(chan struct{}, 1), reexecCh: make(chan error, 1), renew: make(chan struct{}, 1)}
+	lock, err := n.dir.Lock()
 	if err != nil {
 		return err
 	}
@@ -76,28 +64,28 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if n.dir, err = cfg.keyDir(); err != nil {
 		return err
 	}
-	if n.id, err = n.dir.readIdentity(); err != nil {
+	if n.id, err = n.dir.ReadIdentity(); err != nil {
 		return err
 	}
-	if err := n.dir.reconcile(n.id, log); err != nil {
+	if err := n.dir.Reconcile(n.id, log); err != nil {
 		return err
 	}
-	if name, _ := pki.NodeName(n.id.cert); name != cfg.Name {
+	if name, _ := pki.NodeName(n.id.Cert); name != cfg.Name {
 		return fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
-	if r := n.dir.removed(); r != nil {
+	if r := n.dir.Removed(); r != nil {
 		return errRemoved(cfg, *r)
 	}
-	if err := n.dir.dropServerState(); err != nil { // of a server that was demoted
+	if err := n.dir.DropServerState(); err != nil { // of a server that was demoted
 		return fmt.Errorf("remove what is a server's: %w", err)
 	}
 	n.useIdentity()
 	n.tid = transport.Identity{Certificate: n.cert.Load, Roots: n.trust.Roots, Revoked: func(id string) bool { return n.servers.Removed(id) }, Sessions: transport.NewSessions(), Now: n.clock.Now}
-	known, err := n.dir.readServers()
+	known, err := n.dir.ReadServers()
 	if err != nil {
 		return err
 	}
-	removed, err := n.dir.readRemovedServers()
+	removed, err := n.dir.ReadRemovedServers()
 	if err != nil {
 		return err
 	}
@@ -106,8 +94,8 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	n.servers, err = servers.New(servers.Config{
-		Identity: n.tid, ID: n.id.nodeID(), Self: cfg.addr(), Known: known, Save: n.dir.writeServers, Extra: extra,
-		KnownRemoved: removed, SaveRemoved: n.dir.writeRemovedServers,
+		Identity: n.tid, ID: n.id.NodeID(), Self: cfg.addr(), Known: known, Save: n.dir.WriteServers, Extra: extra,
+		KnownRemoved: removed, SaveRemoved: n.dir.WriteRemovedServers,
 		Cut: func(id string) {
 			log.Warn("a server was removed from the cluster: this node refuses it from now on", "id", id)
 			n.port.CloseConns(id)
@@ -140,7 +128,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer n.port.Close()
 	g := group{log: log}
 	g.add("port", n.port.Run)
-	g.add("clock", n.clockWatch.run)
+	g.add("clock", n.clockWatch.Run)
 	g.add("certificate", n.keepCert)
 	g.add("role", n.keepRole)
 	g.add("servers", func(ctx context.Context) error { return n.servers.Run(ctx, n.askMembership) })
@@ -191,7 +179,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	g.add("ready", func(ctx context.Context) error {
 		return notifySystemd(ctx, log, "an agent, listens at "+cfg.addr().String())
 	})
-	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.nodeID(), "servers", len(n.servers.All()))
+	log.Info("clusterd runs as an agent", "version", version(), "go", goruntime.Version(), "procs", goruntime.GOMAXPROCS(0), "gogc", gogc(), "addr", cfg.addr(), "data", cfg.Data, "id", n.id.NodeID(), "servers", len(n.servers.All()))
 	return g.run(ctx)
 }
 
@@ -232,12 +220,12 @@ func (n *agentNode) client(way http.RoundTripper) *rest.Config {
 }
 
 // newClockWatch is an agent's.
-func (n *agentNode) newClockWatch() *clockWatch {
-	return &clockWatch{
-		clock: &n.clock, log: room(n.log, "clock"), read: readClock(func() transport.Identity { return n.tid }, n.id.nodeID()), trust: n.trust.Load,
-		others: n.servers.All, all: func() int { return len(n.servers.All()) }, period: clockAgentPeriod,
-		last: func() time.Time { return time.Time{} },
-		ask:  make(chan struct{}, 1), changed: func() {
+func (n *agentNode) newClockWatch() *clock.Watch {
+	return &clock.Watch{
+		Clock: &n.clock, Log: room(n.log, "clock"), Read: readClock(func() transport.Identity { return n.tid }, n.id.NodeID()), Floor: func() (time.Time, string) { return clockFloor(n.trust.Load()) },
+		Others: n.servers.All, Servers: func() int { return len(n.servers.All()) }, Period: clock.AgentPeriod,
+		Last: func() time.Time { return time.Time{} },
+		Changed: func() {
 			n.lookAtCert()
 			n.servers.RequestRefresh()
 		},
@@ -264,7 +252,7 @@ func (n *agentNode) keepCert(ctx context.Context) error {
 				n.log.Info("the node's certificate was renewed", "expires", cert.NotAfter)
 				wait = min(time.Minute, pki.RenewalCheckInterval(cert))
 				if pki.NeedsRenewal(cert, n.clock.Now()) { // by this machine's clock, which is wrong
-					n.clockWatch.want()
+					n.clockWatch.RequestLook()
 					wait = time.Minute
 				}
 				if !n.trust.Load().For(pki.ForNodes).Signer().Signed(cert) { // by a server that is behind
@@ -297,7 +285,7 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 			known = n.knows(id)
 		}
 		return c, err
-	}, n.cfg.Name, n.id.key, func(answer *join.Certificate) *pki.Trust {
+	}, n.cfg.Name, n.id.Key, func(answer *join.Certificate) *pki.Trust {
 		if known && answer.Trust != nil && answer.Trust.Number > n.trust.Load().Number {
 			if next, err := answer.Trust.Trust(); err == nil {
 				return next // it is learned below
@@ -316,10 +304,10 @@ func (n *agentNode) renewCert(ctx context.Context) (*x509.Certificate, error) {
 	}
 	n.idMu.Lock()
 	defer n.idMu.Unlock()
-	if err := n.dir.writeNodeCert(cert); err != nil {
+	if err := n.dir.WriteNodeCert(cert); err != nil {
 		return nil, err
 	}
-	n.id.cert = cert
+	n.id.Cert = cert
 	n.useIdentity()
 	n.servers.RequestRefresh() // it may be what others wait for
 	return cert, nil
@@ -333,8 +321,8 @@ func (n *agentNode) knows(id string) bool {
 
 // useIdentity shows the certificate of n.id and trusts its authorities. idMu is held, once there are others.
 func (n *agentNode) useIdentity() {
-	n.trust.Store(n.id.trust)
-	n.cert.Store(n.id.tlsCertificate())
+	n.trust.Store(n.id.Trust)
+	n.cert.Store(n.id.TLSCertificate())
 }
 
 // applyTrustBundle takes up the authorities that the servers trust, unless it is an old state. The bundle comes
@@ -343,21 +331,21 @@ func (n *agentNode) useIdentity() {
 func (n *agentNode) applyTrustBundle(b join.TrustBundle) {
 	n.idMu.Lock()
 	defer n.idMu.Unlock()
-	had := n.id.trust
+	had := n.id.Trust
 	if b.Number <= had.Number {
 		return
 	}
 	next, err := b.Trust()
 	if err == nil {
 		id := *n.id
-		id.trust = next
-		err = n.dir.replaceIdentity(&id)
+		id.Trust = next
+		err = n.dir.ReplaceIdentity(&id)
 	}
 	if err != nil {
 		n.log.Warn("the servers' CA bundle was not applied", "number", b.Number, "err", err)
 		return
 	}
-	n.id.trust = next
+	n.id.Trust = next
 	n.useIdentity()
 	n.log.Info("this node follows the exchange of the authority", "number", b.Number, "authorities", len(next.Whole()))
 	n.lookAtCert()
@@ -383,7 +371,7 @@ func (n *agentNode) askRemoved(ctx context.Context) *join.Removal {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		answer, err := join.AskMembershipStatus(attempt, func(ctx context.Context) (net.Conn, error) {
 			return n.tid.Dial(ctx, s.Addr, s.ID, transport.Join)
-		}, n.id.nodeID())
+		}, n.id.NodeID())
 		cancel()
 		if err == nil && answer.Removed != nil {
 			return answer.Removed
@@ -395,9 +383,9 @@ func (n *agentNode) askRemoved(ctx context.Context) *join.Removal {
 // askMembership asks the servers why none of them answers this node: it may have
 // been removed.
 func (n *agentNode) askMembership(ctx context.Context) error {
-	n.clockWatch.want() // by a clock that is wrong all servers' certificates seem to have ended
+	n.clockWatch.RequestLook() // by a clock that is wrong all servers' certificates seem to have ended
 	if r := n.askRemoved(ctx); r != nil {
-		return errors.Join(errRemoved(n.cfg, *r), n.dir.markRemoved(*r))
+		return errors.Join(errRemoved(n.cfg, *r), n.dir.MarkRemoved(*r))
 	}
 	if n.trust.Load().Changing() {
 		// The cluster may have gone on with one of them while this node was away, so

@@ -17,11 +17,15 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/gossip"
+	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/clock"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/backup"
 )
 
 // clusterAPI answers /clusterd/v1/…: what clusterctl asks beside Kubernetes'
@@ -34,18 +38,20 @@ type clusterAPI struct {
 	members *gossip.Members
 	trust   *pki.LiveTrust
 	clock   *clock.Clock
-	// exchange is what this server does of an exchange of the authority.
-	exchange *exchange
+	// rotation starts CA rotations.
+	rotation *authority.Server
+	// secrets are what a snapshot needs beside the state.
+	secrets func() (backup.Secrets, error)
 	// sealing is how this server seals at rest.
 	sealing func() *encryptionView
 	self    netip.AddrPort
 	// schedule is when this server takes snapshots while it leads.
 	schedule SnapshotConfig
 	// seen are the other members as this node last saw them.
-	seen func() []seenPeer
+	seen func() []nodedir.SeenPeer
 	// restart writes a recovery down and ends this process, to be started
 	// again.
-	restart func(recoveryOrder) error
+	restart func(recovery.Order) error
 	// deleteNode removes the Node object of a removed member.
 	deleteNode func(ctx context.Context, name string) error
 	// tokenKeys are those of service accounts' tokens; rotateTokenKey makes another.
@@ -107,7 +113,7 @@ func (a *clusterAPI) roll(ctx context.Context, status raftstore.Status) ([]join.
 			continue
 		}
 		r := join.Record{ID: m.ID, Name: m.ID}
-		if i := slices.IndexFunc(seen, func(p seenPeer) bool { return p.ID == m.ID }); i >= 0 {
+		if i := slices.IndexFunc(seen, func(p nodedir.SeenPeer) bool { return p.ID == m.ID }); i >= 0 {
 			r.Name, r.Addr = seen[i].Name, seen[i].Addr
 		}
 		if g, ok := a.members.Get(m.ID); ok {

@@ -20,7 +20,7 @@ const (
 	maxGrace     = 90 * 24 * time.Hour
 )
 
-// getAuthority says how far the exchange of the authority is.
+// getAuthority answers how far the CA rotation is.
 func (a *clusterAPI) getAuthority(w http.ResponseWriter, r *http.Request) {
 	status, err := a.authorityStatus(r.Context())
 	if err != nil {
@@ -96,9 +96,9 @@ func owned(trust *pki.Trust, own bool) []pki.Purpose {
 	return slices.DeleteFunc(slices.Clone(pki.Purposes), func(p pki.Purpose) bool { return trust.Owns(p) != own })
 }
 
-// postAuthority begins an exchange of one purpose's authority, or of all.
+// postAuthority starts a rotation of one purpose's CA, or of all.
 func (a *clusterAPI) postAuthority(w http.ResponseWriter, r *http.Request) {
-	a.beginExchange(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
+	a.beginRotation(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
 		p, trust := pki.Purpose(req.Purpose), a.trust.Load()
 		switch {
 		case p == "":
@@ -106,7 +106,7 @@ func (a *clusterAPI) postAuthority(w http.ResponseWriter, r *http.Request) {
 		case !slices.Contains(pki.Purposes, p):
 			return nil, fmt.Sprintf("purpose %q: give one of %s, or none for all", p, strings.Join(v1.AuthorityPurposes, ", "))
 		case !trust.Owns(p):
-			return nil, fmt.Sprintf("purpose %q has no authority of its own: clusterctl ca split gives each purpose one; clusterctl ca rotate without a purpose exchanges the one there is", p)
+			return nil, fmt.Sprintf("purpose %q has no authority of its own: clusterctl ca split gives each purpose one; clusterctl ca rotate without a purpose rotates the one there is", p)
 		}
 		return []pki.Purpose{p}, ""
 	})
@@ -114,7 +114,7 @@ func (a *clusterAPI) postAuthority(w http.ResponseWriter, r *http.Request) {
 
 // postAuthoritySplit gives each purpose without an authority of its own one.
 func (a *clusterAPI) postAuthoritySplit(w http.ResponseWriter, r *http.Request) {
-	a.beginExchange(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
+	a.beginRotation(w, r, func(req v1.AuthorityRequest) ([]pki.Purpose, string) {
 		of := owned(a.trust.Load(), false)
 		switch {
 		case req.Purpose != "":
@@ -126,7 +126,7 @@ func (a *clusterAPI) postAuthoritySplit(w http.ResponseWriter, r *http.Request) 
 	})
 }
 
-func (a *clusterAPI) beginExchange(w http.ResponseWriter, r *http.Request, choose func(v1.AuthorityRequest) ([]pki.Purpose, string)) {
+func (a *clusterAPI) beginRotation(w http.ResponseWriter, r *http.Request, choose func(v1.AuthorityRequest) ([]pki.Purpose, string)) {
 	req, ok := authorityRequest(w, r)
 	if !ok {
 		return
@@ -144,7 +144,7 @@ func (a *clusterAPI) beginExchange(w http.ResponseWriter, r *http.Request, choos
 		refuse(w, http.StatusBadRequest, why)
 		return
 	}
-	if err := a.exchange.begin(r.Context(), of, grace, req.Finish); err != nil {
+	if err := a.rotation.Begin(r.Context(), of, grace, req.Finish); err != nil {
 		failAuthority(w, err)
 		return
 	}
@@ -160,7 +160,7 @@ func authorityRequest(w http.ResponseWriter, r *http.Request) (req v1.AuthorityR
 	return req, ok
 }
 
-// postAuthorityFinish ends the grace of the exchange that is meant.
+// postAuthorityFinish ends the overlap period of the rotation that is meant.
 func (a *clusterAPI) postAuthorityFinish(w http.ResponseWriter, r *http.Request) {
 	req, ok := authorityRequest(w, r)
 	if !ok {

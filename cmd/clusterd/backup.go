@@ -16,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/clusterd/clusterd/cmd/clusterd/autosnapshot/bucket"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
@@ -52,7 +53,7 @@ func (a *clusterAPI) archive(ctx context.Context) (write func(io.Writer) error, 
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := a.exchange.secrets()
+	secrets, err := a.secrets()
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +186,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 	if err := errors.Join(cfg.checkRestoredFamily(), cfg.EncryptionConfig.check()); err != nil {
 		return err
 	}
-	return prepare(cfg, func(dir keyDir) error {
+	return prepare(cfg, func(dir nodedir.KeyDir) error {
 		now := time.Now()
 		k := c.Store.Rebase(recovery.RevisionGap)
 		trust, err := restoredTrust(c, now)
@@ -203,7 +204,7 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		}
 		epoch := raftstore.NewEpoch(c.Epoch)
 		life := join.RestorePlan{Epoch: epoch.Number, Why: join.Restored, Now: now, First: &join.Record{
-			ID: id.nodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
+			ID: id.NodeID(), Name: cfg.Name, Addr: cfg.addr(), Joined: now.UTC(), Confirmed: true,
 		}}
 		t, err := life.Apply(k)
 		if err != nil {
@@ -217,21 +218,21 @@ func prepareRestore(cfg Config, c *backup.Content) error {
 		if err := recovery.Amend(k, t); err != nil {
 			return err
 		}
-		if err := recovery.Recover(dir.path("store"), id.nodeID(), epoch, k, 1); err != nil {
+		if err := recovery.Recover(dir.Path("store"), id.NodeID(), epoch, k, 1); err != nil {
 			return err
 		}
-		own, derived, err := splitSealKeys(c.SealKeys)
+		own, derived, err := nodedir.SplitSealKeys(c.SealKeys)
 		if err != nil {
 			return err
 		}
-		if err := dir.addSealKeys(own); err != nil {
+		if err := dir.AddSealKeys(own); err != nil {
 			return err
 		}
-		id.retiredSeals = derived
-		if err := dir.writeConfig(cfg); err != nil {
+		id.RetiredSeals = derived
+		if err := writeConfig(dir.Dir, cfg); err != nil {
 			return err
 		}
-		return dir.writeIdentity(id)
+		return dir.WriteIdentity(id)
 	})
 }
 
@@ -256,13 +257,13 @@ func restoredTrust(c *backup.Content, now time.Time) (*pki.Trust, error) {
 	return trust, nil
 }
 
-func restoredIdentity(cfg Config, trust *pki.Trust, now time.Time) (*identity, error) {
-	id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+func restoredIdentity(cfg Config, trust *pki.Trust, now time.Time) (*nodedir.Identity, error) {
+	id := &nodedir.Identity{Trust: trust, Ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 	var err error
-	if id.key, err = pki.NewKey(); err != nil {
+	if id.Key, err = pki.NewKey(); err != nil {
 		return nil, err
 	}
-	id.cert, err = trust.Signer().IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...)
+	id.Cert, err = trust.Signer().IssueServer(id.Key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...)
 	return id, err
 }
 
@@ -271,7 +272,7 @@ func printRestoreSummary(w io.Writer, cfg Config, c *backup.Content) {
 	fmt.Fprintf(w, "%s begins with the state of cluster %s of %s (%d keys). Its former machines show as NotReady until they join again (clusterd reset, then join) or are deleted (kubectl delete node NAME).\n",
 		cfg.Name, c.Cluster, c.Taken.Format(time.RFC3339), c.Digest.Keys)
 	if missing, err := c.MissingSealKeys(); err == nil && len(missing) > 0 {
-		fmt.Fprintf(w, "Secrets in it are sealed with keys that it does not hold: %s. Put them into %s, a line ID BASE64 each; until then those Secrets cannot be read.\n", strings.Join(missing, ", "), dataDir(cfg.Data).path(sealFile))
+		fmt.Fprintf(w, "Secrets in it are sealed with keys that it does not hold: %s. Put them into %s, a line ID BASE64 each; until then those Secrets cannot be read.\n", strings.Join(missing, ", "), nodedir.Dir(cfg.Data).Path(nodedir.SealKeysFile))
 	}
 	if providers, err := c.Providers(); err == nil && len(providers) > 0 && cfg.EncryptionProviderConfig == "" {
 		fmt.Fprintf(w, "Objects in it are sealed by providers of an EncryptionConfiguration: %s. Until clusterd runs with --encryption-provider-config and a file that has them, those objects cannot be read.\n", strings.Join(providers, ", "))
@@ -287,4 +288,36 @@ func deletedOnce(ops []mvcc.Op) []mvcc.Op {
 		deleted[op.Key] = deleted[op.Key] || op.Type == mvcc.OpDelete
 		return again
 	})
+}
+
+// snapshotSecrets are what a snapshot of the state needs beside it.
+func (m *Main) snapshotSecrets() (backup.Secrets, error) {
+	keys, err := m.sealKeys()
+	if err != nil {
+		return backup.Secrets{}, err
+	}
+	trust := m.trust.Load()
+	secrets := backup.Secrets{CACert: pki.EncodeCert(trust.Signer().Cert), Own: map[string]backup.Authority{}}
+	own, err := nodedir.SealKeyOf(trust.For(pki.ForSecrets).Signer())
+	if err != nil {
+		return secrets, err
+	}
+	for _, key := range keys {
+		if key.ID != own.ID {
+			secrets.SealKeys = append(secrets.SealKeys, nodedir.SealLine(key)...)
+		}
+	}
+	for _, p := range pki.OwnPurposes {
+		ca := trust.For(p).Signer()
+		if ca.ID() == trust.Signer().ID() {
+			continue // it has none of its own, or none that signs yet
+		}
+		key, err := ca.EncodeCAKey()
+		if err != nil {
+			return secrets, err
+		}
+		secrets.Own[string(p)] = backup.Authority{Cert: pki.EncodeCert(ca.Cert), Key: key}
+	}
+	secrets.CAKey, err = trust.Signer().EncodeCAKey()
+	return secrets, err
 }

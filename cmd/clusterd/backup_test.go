@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
@@ -63,27 +64,26 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 	k := keyspaceOf(t, was)
 	cfg := defaultConfig()
 	cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), "127.0.0.1"
-	m := &Main{dir: keyDir{dataDir: dataDir(t.TempDir())}, id: &identity{trust: had}}
-	m.exchange = &exchange{main: m}
+	m := &Main{dir: nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}, id: &nodedir.Identity{Trust: had}}
 	m.trust.Store(had)
-	secrets, err := m.exchange.secrets()
+	secrets, err := m.snapshotSecrets()
 	if err != nil || !bytes.Equal(secrets.CAKey, key) || len(secrets.Own) > 0 != had.Separated() {
 		t.Fatalf("in the snapshot: %+v, %v", secrets, err)
 	}
 	if err := prepareRestore(cfg, &backup.Content{Secrets: secrets, Store: k}); err != nil {
 		t.Fatal(err)
 	}
-	dir := keyDir{dataDir: dataDir(cfg.Data)}
-	id, err := dir.readIdentity()
-	if err != nil || id.trust.Number <= before.Number {
-		t.Fatalf("on disk: state %d of the authority after %d, %v", id.trust.Number, before.Number, err)
+	dir := nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}
+	id, err := dir.ReadIdentity()
+	if err != nil || id.Trust.Number <= before.Number {
+		t.Fatalf("on disk: state %d of the authority after %d, %v", id.Trust.Number, before.Number, err)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	store, err := raftstore.Open(raftstore.Config{
-		ID: id.nodeID(), Dir: dir.path("store"), Listener: ln, Logger: slog.New(slog.DiscardHandler),
+		ID: id.NodeID(), Dir: dir.Path("store"), Listener: ln, Logger: slog.New(slog.DiscardHandler),
 		Dial:   func(context.Context, string) (net.Conn, error) { return nil, errors.New("there are no others") },
 		PeerID: func(net.Conn) string { return "" },
 		Known:  func(string) bool { return false },
@@ -94,8 +94,8 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 	defer store.Close()
 	raftstoretest.Wait(t, "the restored store has a leader", func() bool { return store.Leader() != "" })
 	state, err := authority.Get(ctx, store, false)
-	if err != nil || state.Phase != authority.Stable || state.Number != id.trust.Number {
-		t.Errorf("in the store: %+v, %v; on disk %d", state, err, id.trust.Number)
+	if err != nil || state.Phase != authority.Stable || state.Number != id.Trust.Number {
+		t.Errorf("in the store: %+v, %v; on disk %d", state, err, id.Trust.Number)
 	}
 	trust, err := state.Trust()
 	if err != nil || trust.Signer().ID() != ca.ID() {
@@ -103,8 +103,8 @@ func restoreTrust(t *testing.T, ca *pki.CA, had *pki.Trust) {
 	}
 	for _, p := range pki.Purposes {
 		was := had.For(p).Signer().ID()
-		if trust.Owns(p) != had.Owns(p) || trust.For(p).Signer().ID() != was || id.trust.For(p).Signer().ID() != was || !id.trust.For(p).Signer().HasKey() {
-			t.Errorf("the authority for %s: %s in the store, %s on disk, was %s", p, trust.For(p).Signer().ID(), id.trust.For(p).Signer().ID(), was)
+		if trust.Owns(p) != had.Owns(p) || trust.For(p).Signer().ID() != was || id.Trust.For(p).Signer().ID() != was || !id.Trust.For(p).Signer().HasKey() {
+			t.Errorf("the authority for %s: %s in the store, %s on disk, was %s", p, trust.For(p).Signer().ID(), id.Trust.For(p).Signer().ID(), was)
 		}
 	}
 }

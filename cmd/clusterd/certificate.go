@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"time"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
 // keepCert renews the node's certificate in time, and when the machine has slept or its clock was set.
 func (m *Main) keepCert(ctx context.Context) error {
-	now := m.renewNow.next()
+	now := m.renewNow.Next()
 	for {
 		select {
 		case <-time.After(min(time.Hour, pki.RenewalCheckInterval(m.cert.Load().Leaf))):
@@ -17,7 +19,7 @@ func (m *Main) keepCert(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		now = m.renewNow.next() // before renew: what is told meanwhile counts
+		now = m.renewNow.Next() // before renew: what is notified meanwhile counts
 		m.renew(m.clock.Now())
 	}
 }
@@ -38,7 +40,7 @@ func (m *Main) renew(now time.Time) {
 		m.log.Error("the certificate for aggregated APIs could not be renewed", "err", err)
 	}
 	if err := m.writeKubeconfig(); err != nil {
-		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.kubeconfig(), "err", err)
+		m.log.Error("the administrator's kubeconfig could not be renewed", "path", m.dir.Kubeconfig(), "err", err)
 	}
 	if err := m.renewCert(now); err != nil {
 		m.log.Error("the node's certificate could not be renewed", "expires", m.cert.Load().Leaf.NotAfter, "err", err)
@@ -50,17 +52,17 @@ func (m *Main) renew(now time.Time) {
 func (m *Main) renewCert(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
-	signer := m.id.trust.Signer()
-	named := pki.NamesServer(m.id.cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
-	if m.mayRenew() && (pki.NeedsRenewal(m.id.cert, now) || pki.LivesLonger(m.id.cert, pki.ServerLifetime) || pki.NodeRole(m.id.cert) != pki.Server || !named || !signer.Signed(m.id.cert)) {
-		cert, err := signer.IssueServer(m.id.key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+	signer := m.id.Trust.Signer()
+	named := pki.NamesServer(m.id.Cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
+	if m.mayRenew() && (pki.NeedsRenewal(m.id.Cert, now) || pki.LivesLonger(m.id.Cert, pki.ServerLifetime) || pki.NodeRole(m.id.Cert) != pki.Server || !named || !signer.Signed(m.id.Cert)) {
+		cert, err := signer.IssueServer(m.id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err
 		}
-		if err := m.dir.writeNodeCert(cert); err != nil {
+		if err := m.dir.WriteNodeCert(cert); err != nil {
 			return err
 		}
-		m.id.cert = cert
+		m.id.Cert = cert
 	}
 	return m.useIdentity(now)
 }
@@ -70,4 +72,48 @@ func (m *Main) showIdentity(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	return m.useIdentity(now)
+}
+
+// useIdentity shows the certificate of m.id and trusts its authorities from now on. idMu is held.
+func (m *Main) useIdentity(now time.Time) error {
+	shown, err := m.shownNow(now)
+	if err != nil {
+		return err
+	}
+	m.cert.Store(m.id.TLSCertificate())
+	m.shown.Store(shown)
+	m.trust.Store(m.id.Trust)
+	return nil
+}
+
+// shownCertificates are what clients of the API and joiners are shown, by the id
+// of the authority that signed it.
+type shownCertificates struct {
+	of        map[string]*tls.Certificate
+	otherwise *tls.Certificate
+}
+
+// shownNow makes them. The API's clients know the older authority and may not know
+// the newer one yet. idMu is held.
+func (m *Main) shownNow(now time.Time) (*shownCertificates, error) {
+	own, signer := m.id.TLSCertificate(), m.id.Trust.Signer()
+	shown := &shownCertificates{of: map[string]*tls.Certificate{signer.ID(): own}, otherwise: own}
+	if elder := m.id.Trust.Elder(); elder != signer {
+		cert, err := elder.IssueServer(m.id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
+		if err != nil {
+			return nil, err
+		}
+		shown.otherwise = nodedir.TLSCertificate(elder, cert, m.id.Key)
+		shown.of[elder.ID()] = shown.otherwise
+	}
+	return shown, nil
+}
+
+// showCert is transport.Identity's Shown.
+func (m *Main) showCert(authority string) *tls.Certificate {
+	shown := m.shown.Load()
+	if cert, ok := shown.of[authority]; ok {
+		return cert
+	}
+	return shown.otherwise
 }

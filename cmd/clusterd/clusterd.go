@@ -28,16 +28,21 @@ import (
 	"github.com/clusterd/clusterd/apis/server/budget"
 	"github.com/clusterd/clusterd/apis/server/tokens"
 	"github.com/clusterd/clusterd/cmd/clusterd/atrest"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/cmd/clusterd/storepast"
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/authority"
 	"github.com/clusterd/clusterd/member/clock"
+	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/member/tunnel"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
+	changes "github.com/clusterd/clusterd/raftstore/wait"
 	"github.com/clusterd/clusterd/sched"
 	"github.com/clusterd/clusterd/ui"
 )
@@ -45,27 +50,27 @@ import (
 // Main is one node: every room is built, started and stopped here.
 type Main struct {
 	cfg Config
-	dir keyDir
-	id  *identity
+	dir nodedir.KeyDir
+	id  *nodedir.Identity
 	// idMu guards id.cert and id.trust, and pki/ on disk; trust and cert are
 	// what is used.
 	idMu         sync.Mutex
 	trust        pki.LiveTrust
-	trustChanged notice
+	trustChanged changes.Change
 	cert         atomic.Pointer[tls.Certificate]
 	shown        atomic.Pointer[shownCertificates]
-	exchange     *exchange
-	gossipKeys   *gossipKeys
+	rotation     *authority.Server
+	gossipKeys   *gossipkey.Node
 	log          *slog.Logger
 	lock         *os.File
 
-	// clock is this machine's with what the other servers say of it; renewNow is told
+	// clock is this machine's with what the other servers say of it; renewNow is notified
 	// when it was set.
 	clock      clock.Clock
-	clockWatch *clockWatch
-	renewNow   notice
+	clockWatch *clock.Watch
+	renewNow   changes.Change
 
-	rights  rights
+	rights  *rights.Rights
 	tid     transport.Identity
 	port    *transport.Port
 	peers   *peers
@@ -110,7 +115,7 @@ type Main struct {
 // New opens what the node keeps on disk and builds its rooms. It listens on
 // the port but answers nothing yet. On error everything is closed again.
 func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error) {
-	m := &Main{cfg: cfg, dir: keyDir{dataDir: dataDir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), reexecCh: make(chan error, 1), metrics: newMetrics()}
+	m := &Main{cfg: cfg, dir: nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}, log: log, parts: serverParts{began: time.Now()}, refused: make(chan struct{}, 1), resealNow: make(chan struct{}, 1), reexecCh: make(chan error, 1), metrics: newMetrics()}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -123,39 +128,40 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	for _, words := range m.scheduler.Ignored {
 		log.Warn("the scheduler's configuration says what has no effect", "what", words)
 	}
-	if !m.dir.member() {
+	if !m.dir.Member() {
 		return nil, fmt.Errorf("%s holds no node: run `clusterd init` to begin a cluster, or `clusterd join ADDRESS --token TOKEN`", cfg.Data)
 	}
-	if m.lock, err = m.dir.lock(); err != nil {
+	if m.lock, err = m.dir.Lock(); err != nil {
 		return nil, err
 	}
 	if m.dir, err = cfg.keyDir(); err != nil {
 		return nil, err
 	}
-	if m.id, err = m.dir.readIdentity(); err != nil {
+	if m.id, err = m.dir.ReadIdentity(); err != nil {
 		return nil, err
 	}
-	if err = m.dir.reconcile(m.id, log); err != nil {
+	m.id.Trust = m.id.Trust.Shorter(debugCertLife())
+	if err = m.dir.Reconcile(m.id, log); err != nil {
 		return nil, err
 	}
-	m.rights.self, m.rights.clock = m.id.nodeID(), &m.clock
-	if m.rights.former, err = m.dir.formerServers(); err != nil {
+	former, err := m.dir.FormerServers()
+	if err != nil {
 		return nil, err
 	}
-	if name, _ := pki.NodeName(m.id.cert); name != cfg.Name {
+	m.rights = rights.New(m.id.NodeID(), &m.clock, former)
+	if name, _ := pki.NodeName(m.id.Cert); name != cfg.Name {
 		return nil, fmt.Errorf("--name %q: this machine joined as %q; a node cannot be renamed", cfg.Name, name)
 	}
-	if r := m.dir.removed(); r != nil {
+	if r := m.dir.Removed(); r != nil {
 		return nil, m.errRemoved(*r)
 	}
 	if err = m.recoverStore(); err != nil {
 		return nil, err
 	}
-	if m.bootstrap, err = m.dir.readBootstrap(); err != nil {
+	if m.bootstrap, err = m.dir.ReadBootstrap(); err != nil {
 		return nil, err
 	}
-	m.trust.Store(m.id.trust)
-	m.exchange, m.gossipKeys = &exchange{main: m}, &gossipKeys{main: m}
+	m.trust.Store(m.id.Trust)
 	if err = m.showIdentity(time.Now()); err != nil {
 		return nil, err
 	}
@@ -169,7 +175,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.flush = append(m.flush, flush)
-	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.revoked, Sessions: transport.NewSessions(), Now: m.clock.Now}
+	m.tid = transport.Identity{Certificate: m.cert.Load, Shown: m.showCert, Roots: m.trust.Roots, Revoked: m.rights.Revoked, Sessions: transport.NewSessions(), Now: m.clock.Now}
 	if err = m.checkMembership(ctx); err != nil {
 		return nil, err
 	}
@@ -180,12 +186,12 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.members, err = gossip.New(gossip.Config{
-		Meta:   gossip.Meta{ID: m.id.nodeID(), Name: cfg.Name, Version: version()},
+		Meta:   gossip.Meta{ID: m.id.NodeID(), Name: cfg.Name, Version: version()},
 		Addr:   cfg.addr(),
-		Keys:   m.id.ring.Keys,
+		Keys:   m.id.Ring.Keys,
 		Seeds:  m.seeds,
-		Admits: m.rights.admitted,
-		Expect: m.rights.servers,
+		Admits: m.rights.Admitted,
+		Expect: m.rights.Servers,
 		Logger: room(log, "gossip"),
 		Stream: gossip.Stream{
 			Listener: m.port.Protocol(transport.Gossip),
@@ -197,15 +203,15 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 	if err != nil {
 		return nil, err
 	}
-	m.peers = &peers{id: m.tid, members: m.members, agents: tunnel.NewHub(room(log, "tunnel")), record: m.rights.named}
+	m.peers = &peers{id: m.tid, members: m.members, agents: tunnel.NewHub(room(log, "tunnel")), record: m.rights.Named}
 	limits, err := cfg.storeLimits()
 	if err != nil {
 		return nil, err
 	}
 	m.budget = m.newBudget(limits)
 	store := raftstore.Config{
-		ID:       m.id.nodeID(),
-		Dir:      m.dir.path("store"),
+		ID:       m.id.NodeID(),
+		Dir:      m.dir.Path("store"),
 		Listener: m.port.Protocol(transport.Raft),
 		Dial: func(ctx context.Context, id string) (net.Conn, error) {
 			addr := m.serverAddr(id)
@@ -218,7 +224,7 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 			id, _ := transport.PeerOf(c)
 			return id
 		},
-		Known:  m.rights.known,
+		Known:  m.rights.IsServer,
 		Wall:   m.clock.Now,
 		Logger: room(log, "raftstore"),
 		Events: m.storeEvents(),
@@ -228,7 +234,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *Main, err error)
 		return nil, err
 	}
 	m.metrics.setStore(m.store)
-	m.rights.store.Store(m.store)
+	m.rights.UseStore(m.store)
+	m.rotation, m.gossipKeys = m.newRotation(), m.newGossipKeys()
 	if err = m.buildAPI(); err != nil {
 		return nil, err
 	}
@@ -271,13 +278,13 @@ func (m *Main) buildAPI() error {
 		Storage: kubestore.NewDecorator(kubestore.Config{
 			Store: m.store, Cache: true, Origin: server.Caller, Transformer: m.sealer, Reserve: m.budget.Reserve,
 		}),
-		Access:            m.cfg.AccessConfig.access(m.dir.path("audit.log")),
+		Access:            m.cfg.AccessConfig.access(m.dir.Path("audit.log")),
 		Admission:         m.cfg.AccessConfig.admission(),
 		Streams:           m.cfg.MaxStreamsPerUser,
 		Past:              past,
 		Keys:              storepast.NewKeys(m.store),
 		Metrics:           m.metrics.registry(),
-		Authenticator:     m.rights.check(auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
+		Authenticator:     refuseRemoved(m.rights, auth.ClientCertAt(m.trust.Roots, m.clock.Now)),
 		Now:               m.clock.Now,
 		NodeTransport:     m.peers.transportTo,
 		ExternalAddress:   m.cfg.addr().String(),
@@ -308,12 +315,13 @@ func (m *Main) newClusterAPI() *clusterAPI {
 		members:  m.members,
 		trust:    &m.trust,
 		clock:    &m.clock,
-		exchange: m.exchange,
+		rotation: m.rotation,
+		secrets:  m.snapshotSecrets,
 		sealing:  m.encryptionState,
 		self:     m.cfg.addr(),
 		log:      room(m.log, "api"),
 		restart:  m.restart,
-		seen:     m.dir.readPeers,
+		seen:     m.dir.ReadPeers,
 
 		tokenKeys:      func(ctx context.Context) ([]tokens.State, error) { return m.api.TokenKeys(ctx) },
 		rotateTokenKey: m.rotateTokenKey,
@@ -328,8 +336,8 @@ func (m *Main) newClusterAPI() *clusterAPI {
 }
 
 // restart writes a recovery down and lets Run end with a *reexecError.
-func (m *Main) restart(r recoveryOrder) error {
-	if err := m.dir.writeRecovery(r); err != nil {
+func (m *Main) restart(r recovery.Order) error {
+	if err := m.dir.WriteRecovery(r); err != nil {
 		return err
 	}
 	select {
@@ -377,7 +385,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("joining", serveShort(m.log, m.port.HTTPOver(transport.Join), admission))
 	g.add("members' questions", serveShort(m.log, m.port.HTTPOver(transport.Member), admission.Questions()))
 	g.add("agents", func(ctx context.Context) error { return m.peers.agents.Run(ctx, m.port.Protocol(transport.Tunnel)) })
-	g.add("removals", m.pushRemovals)
+	g.add("removals", m.notifyRemovals)
 	g.add("api", m.api.Run)
 	g.add("api port", serveHTTP(m.log, m.port.HTTP(), ui.Over(m.api.Handler())))
 	g.add("leader", m.lead)
@@ -395,8 +403,8 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 	g.add("peers file", m.keepPeers)
 	g.add("clock", m.keepClock)
 	g.add("certificate", m.keepCert)
-	g.add("authority", m.exchange.run)
-	g.add("gossip key", m.gossipKeys.run)
+	g.add("authority", m.rotation.Run)
+	g.add("gossip key", m.gossipKeys.Run)
 	g.add("revocations", m.keepRevoked)
 	g.add("memory", keepMemory)
 	g.add("ready", func(ctx context.Context) error {
@@ -411,7 +419,7 @@ func (m *Main) Run(ctx context.Context, onReady func(context.Context, *Main) err
 		}
 		return notifySystemd(ctx, m.log, "answers at "+m.cfg.addr().String())
 	})
-	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.nodeID())
+	m.log.Info("clusterd runs", "version", version(), "go", runtime.Version(), "procs", runtime.GOMAXPROCS(0), "gogc", gogc(), "addr", m.cfg.addr(), "data", m.cfg.Data, "id", m.id.NodeID())
 	return g.run(ctx)
 }
 
@@ -445,32 +453,32 @@ func (m *Main) recordCluster(ctx context.Context) error {
 		return nil
 	}
 	err := join.PutCluster(ctx, m.store, *m.bootstrap, join.Record{
-		ID: m.id.nodeID(), Name: m.cfg.Name, Addr: m.cfg.addr(), Joined: time.Now().UTC(), Confirmed: true,
+		ID: m.id.NodeID(), Name: m.cfg.Name, Addr: m.cfg.addr(), Joined: time.Now().UTC(), Confirmed: true,
 	})
 	if err != nil && !errors.Is(err, join.ErrRecorded) {
 		return err
 	}
 	m.bootstrap = nil
-	return m.dir.removeBootstrap()
+	return m.dir.RemoveBootstrap()
 }
 
 func (m *Main) joinServer() *join.Server {
 	return &join.Server{
 		Store:    m.store,
 		Trust:    m.trust.Load,
-		SealKeys: m.exchange.retired,
-		OwnSeals: m.exchange.ownSeals,
+		SealKeys: m.retiredSeals,
+		OwnSeals: m.ownSeals,
 		NoteTrust: func(ctx context.Context, id string, number uint64, may func() bool) error {
 			return authority.RecordState(ctx, m.store, id, number, may)
 		},
 		NoteSeparate: func(ctx context.Context, id string, may func() bool) error {
 			return authority.RecordSeparateSupport(ctx, m.store, id, may)
 		},
-		GossipKeys:  m.gossipKeys.tell,
+		GossipKeys:  m.gossipKeys.Answer,
 		Epoch:       m.store.Epoch(),
 		HasLeader:   func() bool { return m.store.Leader() != "" },
 		Servers:     m.serverAddrs,
-		Removed:     m.rights.removedServers,
+		Removed:     m.rights.RemovedServers,
 		ReleaseKeys: m.releaseKeys, Leave: m.clusterAPI.leave,
 		Now: m.clock.Now, Log: room(m.log, "join"),
 	}

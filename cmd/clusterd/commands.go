@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 )
@@ -223,7 +224,7 @@ end with the command.`,
 			if err := start(cmd, &cfg); err != nil {
 				return err
 			}
-			if !dataDir(cfg.Data).member() {
+			if !nodedir.Dir(cfg.Data).Member() {
 				if err := prepareInit(cfg); err != nil {
 					return err
 				}
@@ -340,7 +341,7 @@ func run(ctx context.Context, cfg Config, onReady func(context.Context, *Main) e
 	if err := cfg.keepFromProxy(); err != nil {
 		return err
 	}
-	if role, err := dataDir(cfg.Data).role(); err == nil && role == pki.Agent {
+	if role, err := nodedir.Dir(cfg.Data).Role(); err == nil && role == pki.Agent {
 		return runAgentNode(ctx, cfg, log)
 	}
 	if err := cfg.switchFeatures(); err != nil {

@@ -15,7 +15,7 @@ import (
 func (m *Main) components() []components.Component {
 	loops := func(ctx context.Context) (string, error) {
 		leader := m.store.Leader()
-		return loopsHealth(leader, m.nameOf(ctx, leader), leader == m.id.nodeID(), m.parts.loops.Load())
+		return loopsHealth(leader, m.nameOf(ctx, leader), leader == m.id.NodeID(), m.parts.loops.Load())
 	}
 	return []components.Component{
 		{Name: "controller-manager", Check: loops},

@@ -10,6 +10,7 @@ import (
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/image/registry"
 	"github.com/clusterd/clusterd/agent/pod"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // ImageConfig is how a node comes by images.
@@ -54,10 +55,10 @@ func (c *ImageConfig) verification() (pod.ImageVerification, error) {
 
 // openImages opens the node's image store.
 func openImages(cfg Config, log *slog.Logger) (*image.Store, error) {
-	dir := dataDir(cfg.Data)
+	dir := nodedir.Dir(cfg.Data)
 	file, optional := cfg.RegistriesConfig, cfg.RegistriesConfig == ""
 	if optional {
-		path, err := filepath.Abs(dir.path("registries.yaml"))
+		path, err := filepath.Abs(dir.Path("registries.yaml"))
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +69,7 @@ func openImages(cfg Config, log *slog.Logger) (*image.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--registries-config: %w", err)
 	}
-	images, err := image.Open(image.Config{Dir: dir.path("images"), Own: ownImage(), Registries: registries.Settings, Logger: log})
+	images, err := image.Open(image.Config{Dir: dir.Path("images"), Own: ownImage(), Registries: registries.Settings, Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("open the image store: %w", err)
 	}

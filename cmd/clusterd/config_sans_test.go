@@ -52,10 +52,10 @@ func TestCertificateFollowsTLSSANs(t *testing.T) {
 	now := time.Now()
 	var err error
 	// As another server signs it at the join: for its own name and address alone.
-	if m.id.cert, err = m.id.trust.Signer().IssueServer(m.id.key.Public(), "n1", certAddrs(m.cfg)[:1], now); err != nil {
+	if m.id.Cert, err = m.id.Trust.Signer().IssueServer(m.id.Key.Public(), "n1", certAddrs(m.cfg)[:1], now); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.dir.writeIdentity(m.id); err != nil {
+	if err := m.dir.WriteIdentity(m.id); err != nil {
 		t.Fatal(err)
 	}
 	for _, step := range []struct {
@@ -85,7 +85,7 @@ func TestCertificateFollowsTLSSANs(t *testing.T) {
 				}
 			}
 		}
-		written, err := m.dir.readNodeCert()
+		written, err := m.dir.ReadNodeCert()
 		if err != nil || serials[0] != serials[1] || written.SerialNumber.String() != serials[1] {
 			t.Errorf("--tls-san %q: serial numbers %q, on disk %v, %v", step.sans, serials, written.SerialNumber, err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/runtime"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // podmonTimeout is how long podmon may take to answer.
@@ -76,7 +77,7 @@ func runtimeRecords(ctx context.Context, data string) ([]pod.RuntimeRecord, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, podmonTimeout)
 	defer cancel()
-	dir := dataDir(data).path("podmon")
+	dir := nodedir.Dir(data).Path("podmon")
 	sandboxes, containers, err := runtime.Look(ctx, dir)
 	if errors.Is(err, runtime.ErrNoPodmon) {
 		return nil, fmt.Errorf("no podmon serves in %s, so no container of this node runs: start clusterd, or name another folder with --data", dir)

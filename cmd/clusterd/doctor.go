@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/agent/host"
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/netsetup/overlay"
 )
@@ -96,26 +95,26 @@ func examine(ctx context.Context, cfg Config, configured error, server string) [
 	if configured != nil {
 		return []doctor.Finding{{Check: "config", Level: doctor.Problem, Says: configured.Error(), Fix: "correct the flag, or the key of " + cfg.file() + "; then ask again"}}
 	}
-	dir := dataDir(cfg.Data)
+	dir := nodedir.Dir(cfg.Data)
 	past, _ := clockFloor(nil)
 	machine, err := host.Look()
 	if err != nil {
 		return []doctor.Finding{{Check: "machine", Level: doctor.Problem, Says: err.Error()}}
 	}
 	return slices.Concat(doctor.JudgeMachine(doctor.Look(ctx, doctor.Ask{
-		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.member(), Running: dir.held(), Past: past, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
+		Name: cfg.Name, Addr: cfg.addr(), Data: cfg.Data, Member: dir.Member(), Running: dir.Held(), Past: past, Server: server, Encrypted: cfg.PodEncryption == podEncryptionWireGuard,
 		Ranges: map[string][]netip.Prefix{"pods": cfg.podRanges(), "Services": cfg.serviceRanges()},
 		Ports:  listened(cfg, dir),
 	})), examineKeys(cfg), examineSwap(cfg, machine.Swaps))
 }
 
 // listened are the ports that the node listens on, or has the kernel listen on.
-func listened(cfg Config, dir dataDir) []doctor.Port {
+func listened(cfg Config, dir nodedir.Dir) []doctor.Port {
 	at := func(network string, port uint16, flag string) doctor.Port {
 		return doctor.Port{Network: network, Addr: netip.AddrPortFrom(cfg.addr().Addr(), port), Flag: flag}
 	}
 	ports := []doctor.Port{at("tcp", cfg.Port, "--port")}
-	if role, err := dir.role(); err != nil || role == pki.Server { // gossip is servers'
+	if role, err := dir.Role(); err != nil || role == pki.Server { // gossip is servers'
 		ports = append(ports, at("udp", cfg.Port, "--port"))
 	}
 	if cfg.KubeletPort != 0 {
@@ -125,7 +124,7 @@ func listened(cfg Config, dir dataDir) []doctor.Port {
 		ports = append(ports, at("tcp", cfg.ReadOnlyPort, "--read-only-port"))
 	}
 	switch {
-	case dir.member(): // the kernel goes on listening there while clusterd is stopped
+	case dir.Member(): // the kernel goes on listening there while clusterd is stopped
 	case cfg.PodEncryption == podEncryptionWireGuard:
 		ports = append(ports, at("udp", overlay.DefaultWireGuardPort, ""))
 	default:
@@ -134,30 +133,20 @@ func listened(cfg Config, dir dataDir) []doctor.Port {
 	return ports
 }
 
-// held reports whether a clusterd runs on the data directory.
-func (d dataDir) held() bool {
-	f, err := os.Open(d.path("lock"))
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }()
-	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
-}
-
 // examineCluster asks the cluster that this machine is a server of; nil: it is
 // none.
 func examineCluster(ctx context.Context, cfg Config) []doctor.Finding {
-	dir := dataDir(cfg.Data)
-	if role, err := dir.role(); err != nil || role != pki.Server {
+	dir := nodedir.Dir(cfg.Data)
+	if role, err := dir.Role(); err != nil || role != pki.Server {
 		return nil
 	}
 	c := doctor.Cluster{Now: time.Now()}
-	if cert, err := dir.readNodeCert(); err == nil {
+	if cert, err := dir.ReadNodeCert(); err == nil {
 		c.Expires = cert.NotAfter
 	}
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	c.Err = askCluster(ctx, dir.kubeconfig(), &c)
+	c.Err = askCluster(ctx, dir.Kubeconfig(), &c)
 	return doctor.JudgeCluster(c)
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/clusterd/clusterd/agent/host"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/netsetup/announce"
 )
@@ -144,7 +145,7 @@ func (c *Config) nodeIPs(log *slog.Logger) []netip.Addr {
 	if len(c.podRanges()) < 2 {
 		return out
 	}
-	other, err := announce.Beside(announce.Config{Node: out[0], File: dataDir(c.Data).path("announced.json")})
+	other, err := announce.Beside(announce.Config{Node: out[0], File: nodedir.Dir(c.Data).Path("announced.json")})
 	switch {
 	case err != nil:
 		log.Warn("no address of the second IP family was found: pods of other nodes are reached through the tunnel", "err", err)

@@ -1,15 +1,13 @@
 package main
 
 import (
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
 	"github.com/clusterd/clusterd/apis/certificates"
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
@@ -17,13 +15,10 @@ import (
 // know this server.
 const frontLifetime = pki.ServerLifetime
 
-func (d keyDir) frontCert() string { return d.inClear("front-proxy.crt") }
-func (d keyDir) frontKey() string  { return d.inClear("front-proxy.key") }
-
 // front is how this server proves to aggregated APIs who it is.
 func (m *Main) front() server.Front {
 	return server.Front{
-		CertFile: m.dir.frontCert(), KeyFile: m.dir.frontKey(),
+		CertFile: m.dir.FrontCert(), KeyFile: m.dir.FrontKey(),
 		Name:        certificates.FrontName,
 		Authorities: func() []byte { return m.trust.Load().For(pki.ForFront).Bundle() },
 		Clients:     func() []byte { return m.trust.Load().For(pki.ForClients).Bundle() },
@@ -36,7 +31,7 @@ func (m *Main) renewFront(now time.Time) error {
 	// Aggregated APIs learn a new authority late: they may know the old one
 	// alone until the exchange ends.
 	elder := m.trust.Load().For(pki.ForFront).Elder()
-	cert, err := m.dir.readFrontCert()
+	cert, err := m.dir.ReadFrontCert()
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
@@ -58,33 +53,5 @@ func (m *Main) renewFront(now time.Time) error {
 		return err
 	}
 	// The certificate last: it says that the pair is whole.
-	return errors.Join(writeFile(m.dir.frontKey(), b, 0o600), writeFile(m.dir.frontCert(), pki.EncodeCert(cert), 0o600))
-}
-
-// readFrontCert returns nil if there is no pair whose halves belong together.
-func (d keyDir) readFrontCert() (*x509.Certificate, error) {
-	certPEM, err := os.ReadFile(d.frontCert())
-	if err == nil {
-		var keyPEM []byte
-		if keyPEM, err = os.ReadFile(d.frontKey()); err == nil {
-			return pairOf(certPEM, keyPEM), nil
-		}
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return nil, err
-}
-
-// pairOf is the certificate, nil if it is none, or not that key's.
-func pairOf(certPEM, keyPEM []byte) *x509.Certificate {
-	cert, err := pki.ParseCert(certPEM)
-	if err != nil {
-		return nil
-	}
-	key, err := pki.ParseKey(keyPEM)
-	if err != nil || pki.Fingerprint(key.Public()) != pki.Fingerprint(cert.PublicKey) {
-		return nil
-	}
-	return cert
+	return errors.Join(nodedir.WriteFile(m.dir.FrontKey(), b, 0o600), nodedir.WriteFile(m.dir.FrontCert(), pki.EncodeCert(cert), 0o600))
 }

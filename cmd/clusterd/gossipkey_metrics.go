@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,26 +11,7 @@ import (
 	"github.com/clusterd/clusterd/raftstore"
 )
 
-// keyBox holds keys by their id. Its zero value is ready.
-type keyBox struct {
-	mu   sync.Mutex
-	keys map[string][]byte
-}
-
-// put takes the place of what was put before: at most one is on its way.
-func (b *keyBox) put(key []byte) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.keys = map[string][]byte{gossipkey.ID(key): key}
-}
-
-func (b *keyBox) get(id string) []byte {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.keys[id]
-}
-
-// gossipKeyState tells Prometheus about the gossip key, as this server's store has it.
+// gossipKeyState reports to Prometheus the gossip key, as this server's store has it.
 type gossipKeyState struct {
 	store                    atomic.Pointer[raftstore.Store] // nil until it is open
 	generation, age, lagging *prometheus.Desc

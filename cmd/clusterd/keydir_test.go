@@ -16,9 +16,11 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/sealkey"
 )
 
@@ -26,7 +28,7 @@ import (
 type sealedNode struct {
 	t       *testing.T
 	cfg     Config
-	id      *identity
+	id      *nodedir.Identity
 	seals   []byte // seal.keys
 	made    *pki.CA
 	secrets map[string][]byte // what must not be found on its disk, once it is sealed
@@ -34,9 +36,9 @@ type sealedNode struct {
 
 func newSealedNode(t *testing.T) *sealedNode {
 	t.Helper()
-	was := memoryFolder
-	memoryFolder = t.TempDir()
-	t.Cleanup(func() { memoryFolder = was })
+	was := nodedir.MemoryDir
+	nodedir.MemoryDir = t.TempDir()
+	t.Cleanup(func() { nodedir.MemoryDir = was })
 	n := &sealedNode{t: t, cfg: defaultConfig()}
 	n.cfg.Data, n.cfg.Name, n.cfg.Advertise = t.TempDir(), "n1", "192.0.2.7"
 	now := time.Now()
@@ -48,41 +50,41 @@ func newSealedNode(t *testing.T) *sealedNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.id = &identity{trust: trust, ring: gossipkey.Ring{Number: 2, Keys: [][]byte{gossipkey.New(), gossipkey.New()}}}
-	if n.id.key, err = pki.NewKey(); err != nil {
+	n.id = &nodedir.Identity{Trust: trust, Ring: gossipkey.Ring{Number: 2, Keys: [][]byte{gossipkey.New(), gossipkey.New()}}}
+	if n.id.Key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if n.id.cert, err = ca.IssueServer(n.id.key.Public(), "n1", []netip.Addr{netip.MustParseAddr("192.0.2.7")}, now); err != nil {
+	if n.id.Cert, err = ca.IssueServer(n.id.Key.Public(), "n1", []netip.Addr{netip.MustParseAddr("192.0.2.7")}, now); err != nil {
 		t.Fatal(err)
 	}
-	seal, err := sealKeyOf(ca)
+	seal, err := nodedir.SealKeyOf(ca)
 	if err != nil {
 		t.Fatal(err)
 	}
 	seal.ID = "before"
-	n.id.retiredSeals = sealLine(seal)
+	n.id.RetiredSeals = nodedir.SealLine(seal)
 	seal.ID = "own"
-	n.seals = sealLine(seal)
+	n.seals = nodedir.SealLine(seal)
 	if n.made, err = ca.NewSuccessor(now); err != nil {
 		t.Fatal(err)
 	}
 	d := n.dir()
-	err = errors.Join(d.writeIdentity(n.id), d.writeConfig(n.cfg), d.writeKey(d.path(sealFile), n.seals), d.writeSuccessor(n.made),
-		writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights{}),
-		os.Mkdir(d.path("network"), 0o700), os.WriteFile(d.path("network", wireguardKey), []byte("{}"), 0o600),
-		os.WriteFile(d.frontKey(), []byte("k"), 0o600), os.WriteFile(d.frontCert(), []byte("c"), 0o600))
+	err = errors.Join(d.WriteIdentity(n.id), writeConfig(d.Dir, n.cfg), d.WriteKey(d.Path(nodedir.SealKeysFile), n.seals), d.WriteSuccessor(n.made),
+		writeKubeconfig(d, n.id.Trust, "https://192.0.2.7:6443", "c", &rights.Rights{}),
+		os.Mkdir(d.Path("network"), 0o700), os.WriteFile(d.Path("network", nodedir.WireguardKey), []byte("{}"), 0o600),
+		os.WriteFile(d.FrontKey(), []byte("k"), 0o600), os.WriteFile(d.FrontCert(), []byte("c"), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodeKey, err := pki.EncodeKey(n.id.key)
+	nodeKey, err := pki.EncodeKey(n.id.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	caKeys, err := n.id.trust.Keys()
+	caKeys, err := n.id.Trust.Keys()
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, rest, err := n.id.ring.Encode()
+	first, rest, err := n.id.Ring.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,12 +98,12 @@ func newSealedNode(t *testing.T) *sealedNode {
 		t.Fatal(err)
 	}
 	for p, key := range own {
-		n.secrets[ownFile(p, ".key")] = key
+		n.secrets[nodedir.OwnFile(p, ".key")] = key
 	}
 	return n
 }
 
-func (n *sealedNode) dir() keyDir {
+func (n *sealedNode) dir() nodedir.KeyDir {
 	n.t.Helper()
 	d, err := n.cfg.keyDir()
 	if err != nil {
@@ -116,34 +118,34 @@ func (n *sealedNode) start() error {
 	if err != nil {
 		return err
 	}
-	id, err := d.readIdentity()
+	id, err := d.ReadIdentity()
 	if err != nil {
 		return err
 	}
-	return d.reconcile(id, slog.New(slog.DiscardHandler))
+	return d.Reconcile(id, slog.New(slog.DiscardHandler))
 }
 
 // reads checks that all that was written is read.
 func (n *sealedNode) reads() {
 	n.t.Helper()
 	d := n.dir()
-	id, err := d.readIdentity()
+	id, err := d.ReadIdentity()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if id.nodeID() != n.id.nodeID() || id.trust.Number != 3 || !id.trust.Signer().HasKey() || id.trust.Signer().ID() != n.id.trust.Signer().ID() ||
-		!bytes.Equal(id.retiredSeals, n.id.retiredSeals) || id.ring.Number != 2 || len(id.ring.Keys) != 2 || !bytes.Equal(id.ring.Keys[1], n.id.ring.Keys[1]) {
+	if id.NodeID() != n.id.NodeID() || id.Trust.Number != 3 || !id.Trust.Signer().HasKey() || id.Trust.Signer().ID() != n.id.Trust.Signer().ID() ||
+		!bytes.Equal(id.RetiredSeals, n.id.RetiredSeals) || id.Ring.Number != 2 || len(id.Ring.Keys) != 2 || !bytes.Equal(id.Ring.Keys[1], n.id.Ring.Keys[1]) {
 		n.t.Errorf("another identity was read: %+v", id)
 	}
 	for _, p := range pki.OwnPurposes {
-		if got := id.trust.For(p).Signer(); !id.trust.Owns(p) || !got.HasKey() || got.ID() != n.id.trust.For(p).Signer().ID() {
+		if got := id.Trust.For(p).Signer(); !id.Trust.Owns(p) || !got.HasKey() || got.ID() != n.id.Trust.For(p).Signer().ID() {
 			n.t.Errorf("another authority for %s was read", p)
 		}
 	}
-	if b, err := d.readKey(d.path(sealFile)); err != nil || !bytes.Equal(b, n.seals) {
-		n.t.Errorf("%s: %q, %v", sealFile, b, err)
+	if b, err := d.ReadKey(d.Path(nodedir.SealKeysFile)); err != nil || !bytes.Equal(b, n.seals) {
+		n.t.Errorf("%s: %q, %v", nodedir.SealKeysFile, b, err)
 	}
-	if ca, err := d.readSuccessor(n.made.ID()); err != nil || ca == nil || !ca.HasKey() {
+	if ca, err := d.ReadSuccessor(n.made.ID()); err != nil || ca == nil || !ca.HasKey() {
 		n.t.Errorf("the successor: %v, %v", ca, err)
 	}
 }
@@ -212,7 +214,7 @@ func TestSealExistingNode(t *testing.T) {
 	if found := n.found(); len(found) > 0 {
 		t.Errorf("after sealing: %q", found)
 	}
-	for _, name := range []string{"network/" + wireguardKey, "front-proxy.key"} {
+	for _, name := range []string{"network/" + nodedir.WireguardKey, "front-proxy.key"} {
 		if _, err := os.Lstat(filepath.Join(n.cfg.Data, name)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -221,11 +223,11 @@ func TestSealExistingNode(t *testing.T) {
 	// The administrator's kubeconfig is made in memory and found where it was.
 	d := n.dir()
 	for range 2 {
-		if err := writeKubeconfig(d, n.id.trust, "https://192.0.2.7:6443", "c", &rights{}); err != nil {
+		if err := writeKubeconfig(d, n.id.Trust, "https://192.0.2.7:6443", "c", &rights.Rights{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if b, err := os.ReadFile(d.kubeconfig()); err != nil || !bytes.Contains(b, []byte("client-key-data")) {
+	if b, err := os.ReadFile(d.Kubeconfig()); err != nil || !bytes.Contains(b, []byte("client-key-data")) {
 		t.Errorf("the kubeconfig: %v", err)
 	}
 	if found := n.found(); len(found) > 0 {
@@ -233,15 +235,14 @@ func TestSealExistingNode(t *testing.T) {
 	}
 
 	// What is written later is sealed as well: renewals, exchanges, another ring.
-	id, err := d.readIdentity()
+	id, err := d.ReadIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(d.replaceIdentity(id), d.writeSuccessor(n.made), os.WriteFile(d.path(sealFile), n.seals, 0o600)); err != nil {
+	if err := errors.Join(d.ReplaceIdentity(id), d.WriteSuccessor(n.made), os.WriteFile(d.Path(nodedir.SealKeysFile), n.seals, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	m := &Main{cfg: n.cfg, dir: d, id: id}
-	m.exchange = &exchange{main: m}
 	if keys, err := m.sealKeys(); err != nil || len(keys) != 3 {
 		t.Errorf("keys for secrets at rest: %d, %v", len(keys), err)
 	}
@@ -253,24 +254,24 @@ func TestSealExistingNode(t *testing.T) {
 	}
 
 	for _, bad := range []string{"", "# nothing\n", "key\n", "key " + "AAAA\n"} {
-		if err := d.writeSealKeys(strings.NewReader(bad), true); err == nil {
+		if err := d.WriteSealKeys(strings.NewReader(bad), true); err == nil {
 			t.Errorf("written: %q", bad)
 		}
 	}
-	if err := d.writeSealKeys(bytes.NewReader(n.seals), false); err != nil {
+	if err := d.WriteSealKeys(bytes.NewReader(n.seals), false); err != nil {
 		t.Error(err)
 	}
 	n.reads()
 
 	// A start changes nothing that is right.
-	before, err := os.ReadFile(d.path("pki", "ca.key"))
+	before, err := os.ReadFile(d.Path("pki", "ca.key"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := n.start(); err != nil {
 		t.Fatal(err)
 	}
-	if after, err := os.ReadFile(d.path("pki", "ca.key")); err != nil || !bytes.Equal(before, after) {
+	if after, err := os.ReadFile(d.Path("pki", "ca.key")); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("it was sealed again: %v", err)
 	}
 
@@ -280,8 +281,8 @@ func TestSealExistingNode(t *testing.T) {
 		set  func()
 		want []string
 	}{
-		{func() { n.cfg.SealKey = "" }, []string{d.path("pki", "node.key"), "--seal-key FILE"}},
-		{func() { n.sealWith("other", newSealingKey(t)) }, []string{d.path("pki", "node.key"), "sealed with another key", "--seal-key"}},
+		{func() { n.cfg.SealKey = "" }, []string{d.Path("pki", "node.key"), "--seal-key FILE"}},
+		{func() { n.sealWith("other", newSealingKey(t)) }, []string{d.Path("pki", "node.key"), "sealed with another key", "--seal-key"}},
 		{func() { n.cfg.SealKey = filepath.Join(t.TempDir(), "gone") }, []string{"--seal-key", "no such file"}},
 	} {
 		c.set()
@@ -314,7 +315,7 @@ func TestSealExistingNode(t *testing.T) {
 	}
 
 	// In clear again.
-	if err := n.dir().writeConfig(n.cfg); err != nil {
+	if err := writeConfig(n.dir().Dir, n.cfg); err != nil {
 		t.Fatal(err)
 	}
 	if err := unseal(n.dir(), io.Discard); err != nil {
@@ -325,7 +326,7 @@ func TestSealExistingNode(t *testing.T) {
 	if len(n.found()) < len(n.secrets) {
 		t.Errorf("unsealed: %q", n.found())
 	}
-	if _, err := os.Lstat(d.kubeconfig()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(d.Kubeconfig()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the link to the kubeconfig: %v", err)
 	}
 	if b, err := os.ReadFile(configPath(n.cfg.Data)); err != nil || bytes.Contains(b, []byte("sealKey")) {
@@ -342,7 +343,7 @@ func TestSealingCrashes(t *testing.T) {
 	n := newSealedNode(t)
 	clear := map[string][]byte{}
 	sealed := map[string][]byte{}
-	files := []string{"pki/node.key", "pki/ca.key", "pki/ca-client.key", "pki/gossip.key", "pki/gossip-ring.json", "pki/retired-seal.keys", sealFile, filepath.Base(n.dir().successor(n.made.ID()))}
+	files := []string{"pki/node.key", "pki/ca.key", "pki/ca-client.key", "pki/gossip.key", "pki/gossip-ring.json", "pki/retired-seal.keys", nodedir.SealKeysFile, filepath.Base(n.dir().Successor(n.made.ID()))}
 	read := func(into map[string][]byte) {
 		for _, name := range files {
 			b, err := os.ReadFile(filepath.Join(n.cfg.Data, name))
@@ -397,7 +398,7 @@ func TestSealedFileDamaged(t *testing.T) {
 	if err := n.start(); err != nil {
 		t.Fatal(err)
 	}
-	path := n.dir().path("pki", "ca.key")
+	path := n.dir().Path("pki", "ca.key")
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -406,7 +407,7 @@ func TestSealedFileDamaged(t *testing.T) {
 		if err := durable.ReplaceFile(path, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := n.start(); err == nil || !strings.Contains(err.Error(), n.dir().path("pki")) {
+		if err := n.start(); err == nil || !strings.Contains(err.Error(), n.dir().Path("pki")) {
 			t.Errorf("%d bytes of %d: %v", len(bad), len(b), err)
 		}
 		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, bad) {
@@ -423,11 +424,11 @@ func TestUnsealRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := n.dir()
-	lock, err := d.lock()
+	lock, err := d.Lock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unseal(d, io.Discard); !errors.Is(err, errInUse) {
+	if err := unseal(d, io.Discard); !errors.Is(err, nodedir.ErrInUse) {
 		t.Errorf("while it runs: %v", err)
 	}
 	lock.Close()
@@ -454,10 +455,10 @@ func TestInitSealed(t *testing.T) {
 		t.Errorf("%q", found)
 	}
 	d := n.dir()
-	if id, err := d.readIdentity(); err != nil || id.role() != pki.Server {
+	if id, err := d.ReadIdentity(); err != nil || id.Role() != pki.Server {
 		t.Errorf("%+v, %v", id, err)
 	}
-	if role, err := d.role(); err != nil || role != pki.Server {
+	if role, err := d.Role(); err != nil || role != pki.Server {
 		t.Errorf("its role without the key: %q, %v", role, err)
 	}
 	if b, err := os.ReadFile(configPath(cfg.Data)); err != nil || !bytes.Contains(b, fmt.Append(nil, "sealKey: ", cfg.SealKey)) {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/sealkey"
 )
@@ -90,14 +91,14 @@ func keysStatusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			files, err := d.keyFiles()
+			files, err := d.KeyFiles()
 			if err != nil {
 				return err
 			}
 			out := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 3, ' ', 0)
 			fmt.Fprintln(out, "FILE\tSTATE")
 			for _, f := range files {
-				fmt.Fprintf(out, "%s\t%s\n", f.name, f.is)
+				fmt.Fprintf(out, "%s\t%s\n", f.Name, f.Is)
 			}
 			return out.Flush()
 		},
@@ -120,7 +121,7 @@ func keysShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			secret, err := d.show(args[0])
+			secret, err := d.Show(args[0])
 			if err != nil {
 				return err
 			}
@@ -131,19 +132,6 @@ func keysShowCommand() *cobra.Command {
 	cfg.addFlags(cmd.Flags())
 	showOnly(cmd, keysFlags...)
 	return cmd
-}
-
-// show is what a file of the directory holds; nothing, of a node without keys of its
-// administrator's for Secrets.
-func (d keyDir) show(path string) ([]byte, error) {
-	if !filepath.IsAbs(path) {
-		path = d.path(path)
-	}
-	secret, err := d.readKey(path)
-	if errors.Is(err, fs.ErrNotExist) && path == d.path(sealFile) {
-		return nil, nil
-	}
-	return secret, err
 }
 
 func keysWriteCommand() *cobra.Command {
@@ -166,14 +154,14 @@ that occurs twice the first occurrence counts.`,
   { sudo cat /media/key/secrets; sudo clusterd keys show seal.keys; } | sudo clusterd keys write seal.keys`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if args[0] != sealFile {
-				return fmt.Errorf("%q: only %s is written by hand", args[0], sealFile)
+			if args[0] != nodedir.SealKeysFile {
+				return fmt.Errorf("%q: only %s is written by hand", args[0], nodedir.SealKeysFile)
 			}
 			d, err := keysOf(cmd, &cfg)
 			if err != nil {
 				return err
 			}
-			return d.writeSealKeys(cmd.InOrStdin(), drop)
+			return d.WriteSealKeys(cmd.InOrStdin(), drop)
 		},
 	}
 	cmd.Flags().BoolVar(&drop, "drop", false, "allow to drop keys: what is encrypted with them can no longer be read")
@@ -204,111 +192,54 @@ func keysUnsealCommand() *cobra.Command {
 }
 
 // keysOf is the directory of a node, with its sealing key.
-func keysOf(cmd *cobra.Command, cfg *Config) (keyDir, error) {
+func keysOf(cmd *cobra.Command, cfg *Config) (nodedir.KeyDir, error) {
 	if err := needRoot(cmd); err != nil {
-		return keyDir{}, err
+		return nodedir.KeyDir{}, err
 	}
 	if err := cfg.load(cmd.Flags()); err != nil {
-		return keyDir{}, err
+		return nodedir.KeyDir{}, err
 	}
-	if !dataDir(cfg.Data).member() {
-		return keyDir{}, fmt.Errorf("--data %s: it holds no node", cfg.Data)
+	if !nodedir.Dir(cfg.Data).Member() {
+		return nodedir.KeyDir{}, fmt.Errorf("--data %s: it holds no node", cfg.Data)
 	}
 	return cfg.keyDir()
 }
 
 // unseal puts the files in clear. That the node is to have no sealing key is written
 // down last: until then it would seal them again.
-func unseal(d keyDir, out io.Writer) error {
-	lock, err := d.lock()
-	if errors.Is(err, errInUse) {
+func unseal(d nodedir.KeyDir, out io.Writer) error {
+	lock, err := d.Lock()
+	if errors.Is(err, nodedir.ErrInUse) {
 		return fmt.Errorf("%w: stop it first (`systemctl stop clusterd`, or end the process)", err)
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if err := d.unsealAll(); err != nil {
+	if err := d.UnsealAll(); err != nil {
 		return err
 	}
 	written := defaultConfig()
-	b, err := os.ReadFile(configPath(string(d.dataDir)))
+	b, err := os.ReadFile(configPath(string(d.Dir)))
 	if err == nil {
 		err = yaml.UnmarshalStrict(b, &written)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the files are in clear; take sealKey away yourself: %s: %w", configPath(string(d.dataDir)), err)
+		return fmt.Errorf("the files are in clear; take sealKey away yourself: %s: %w", configPath(string(d.Dir)), err)
 	}
 	if written.SealKey != "" {
 		written.SealKey = ""
-		if err := d.writeConfig(written); err != nil {
+		if err := writeConfig(d.Dir, written); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(out, "The key files in %s are in clear. Start clusterd without --seal-key, also where systemd's unit sets CLUSTERD_SEAL_KEY or a file that --config names has sealKey: it would seal them again.\n", d.dataDir)
+	fmt.Fprintf(out, "The key files in %s are in clear. Start clusterd without --seal-key, also where systemd's unit sets CLUSTERD_SEAL_KEY or a file that --config names has sealKey: it would seal them again.\n", d.Dir)
 	return nil
-}
-
-// keyFile is one file with a key.
-type keyFile struct {
-	name string // in the data directory
-	is   string // what it is, for people
-	// clear: whoever reads it has the key. fault: the sealing key does not open it.
-	clear bool
-	fault error
-}
-
-// keyFiles are those that the directory has.
-func (d keyDir) keyFiles() ([]keyFile, error) {
-	entries, err := os.ReadDir(d.path("pki"))
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
-	for _, e := range entries {
-		if !publicFile(e.Name()) {
-			paths = append(paths, d.path("pki", e.Name()))
-		}
-	}
-	loose, err := d.loose()
-	if err != nil {
-		return nil, err
-	}
-	paths = append(paths, loose...)
-	for _, name := range []string{kubeconfigName, "front-proxy.key", "network/" + wireguardKey} {
-		if _, err := os.Lstat(d.path(name)); err == nil {
-			paths = append(paths, d.path(name))
-		}
-	}
-	var files []keyFile
-	for _, path := range paths {
-		f := keyFile{name: path[len(d.dataDir)+1:]}
-		if to, err := os.Readlink(path); err == nil {
-			f.is = "in memory, " + to
-			files = append(files, f)
-			continue
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		n, err := d.seal.With(b)
-		switch {
-		case err != nil:
-			f.fault, f.is = err, "sealed, and cannot be opened: "+err.Error()
-		case n == 0:
-			f.clear, f.is = true, "in clear"
-		default:
-			f.is = fmt.Sprintf("sealed with key %d of %s", n, d.seal.File())
-		}
-		files = append(files, f)
-	}
-	return files, nil
 }
 
 // examineKeys says how a node's keys lie on its disk; nil: it is none.
 func examineKeys(cfg Config) []doctor.Finding {
-	if !dataDir(cfg.Data).member() {
+	if !nodedir.Dir(cfg.Data).Member() {
 		return nil
 	}
 	fault := func(err error) []doctor.Finding {
@@ -318,21 +249,21 @@ func examineKeys(cfg Config) []doctor.Finding {
 	if err != nil {
 		return fault(err)
 	}
-	files, err := d.keyFiles()
+	files, err := d.KeyFiles()
 	if err != nil {
 		return fault(err)
 	}
 	var clear []string
 	for _, f := range files {
 		switch {
-		case f.fault != nil:
-			return fault(fmt.Errorf("%s: %w", f.name, f.fault))
-		case f.clear:
-			clear = append(clear, f.name)
+		case f.Fault != nil:
+			return fault(fmt.Errorf("%s: %w", f.Name, f.Fault))
+		case f.Clear:
+			clear = append(clear, f.Name)
 		}
 	}
 	switch {
-	case d.seal == nil:
+	case d.Seal == nil:
 		return []doctor.Finding{{Check: "keys", Level: doctor.OK, Says: fmt.Sprintf("%d key files lie in clear in %s, mode 0600: who gets a copy of it has them (--seal-key: docs/security.md)", len(clear), cfg.Data)}}
 	case len(clear) > 0:
 		return []doctor.Finding{{Check: "keys", Level: doctor.Warning, Says: fmt.Sprintf("%d key files are not sealed yet: %s", len(clear), clear[0]), Fix: "start clusterd again with --seal-key " + cfg.SealKey}}

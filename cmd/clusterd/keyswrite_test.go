@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/cmd/clusterd/doctor"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/sealkey"
 	"github.com/clusterd/clusterd/raftstore/backup"
@@ -41,16 +42,16 @@ func TestWriteLosesNoSealKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	added := string(sealLine(key))
+	added := string(nodedir.SealLine(key))
 	key.ID = "own" // with another secret
-	d, bare := n.dir(), keyDir{dataDir: dataDir(n.cfg.Data)}
-	before, err := os.ReadFile(d.path(sealFile))
+	d, bare := n.dir(), nodedir.KeyDir{Dir: nodedir.Dir(n.cfg.Data)}
+	before, err := os.ReadFile(d.Path(nodedir.SealKeysFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		what string
-		dir  keyDir
+		dir  nodedir.KeyDir
 		list string
 		drop bool
 		want string
@@ -58,27 +59,27 @@ func TestWriteLosesNoSealKeys(t *testing.T) {
 		{"without the sealing key", bare, added, false, "--seal-key"},
 		{"without the sealing key, --drop", bare, added, true, "--seal-key"},
 		{"a key less", d, added, false, `"own"`},
-		{"another secret", d, added + string(sealLine(key)), false, `"own"`},
-		{"two secrets of one id", d, string(n.seals) + string(sealLine(key)), true, "own"},
+		{"another secret", d, added + string(nodedir.SealLine(key)), false, `"own"`},
+		{"two secrets of one id", d, string(n.seals) + string(nodedir.SealLine(key)), true, "own"},
 	} {
-		if err := c.dir.writeSealKeys(strings.NewReader(c.list), c.drop); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := c.dir.WriteSealKeys(strings.NewReader(c.list), c.drop); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.what, err)
 		}
-		if after, err := os.ReadFile(d.path(sealFile)); err != nil || !bytes.Equal(before, after) {
+		if after, err := os.ReadFile(d.Path(nodedir.SealKeysFile)); err != nil || !bytes.Equal(before, after) {
 			t.Fatalf("%s: the file was changed: %q, %v", c.what, after, err)
 		}
 	}
-	if _, err := bare.show(sealFile); err == nil {
+	if _, err := bare.Show(nodedir.SealKeysFile); err == nil {
 		t.Error("shown without the sealing key")
 	}
 	// Nor does a sealed node get its first one in clear.
-	if err := os.Remove(d.path(sealFile)); err != nil {
+	if err := os.Remove(d.Path(nodedir.SealKeysFile)); err != nil {
 		t.Fatal(err)
 	}
-	if list, err := d.show(sealFile); err != nil || len(list) > 0 {
+	if list, err := d.Show(nodedir.SealKeysFile); err != nil || len(list) > 0 {
 		t.Errorf("no file: %q, %v", list, err)
 	}
-	if err := bare.writeSealKeys(strings.NewReader(added), false); err == nil {
+	if err := bare.WriteSealKeys(strings.NewReader(added), false); err == nil {
 		t.Error("written in clear on a sealed node")
 	}
 	for _, c := range []struct {
@@ -90,10 +91,10 @@ func TestWriteLosesNoSealKeys(t *testing.T) {
 		{added + "# made by hand\n" + string(n.seals) + strings.TrimSpace(added), added + "# made by hand\n" + string(n.seals), false},
 		{added, added, true},
 	} {
-		if err := d.writeSealKeys(strings.NewReader(c.list), c.drop); err != nil {
+		if err := d.WriteSealKeys(strings.NewReader(c.list), c.drop); err != nil {
 			t.Errorf("%q: %v", c.list, err)
 		}
-		if got, err := d.readKey(d.path(sealFile)); err != nil || string(got) != c.want {
+		if got, err := d.ReadKey(d.Path(nodedir.SealKeysFile)); err != nil || string(got) != c.want {
 			t.Errorf("%q became %q, %v", c.list, got, err)
 		}
 	}
@@ -106,23 +107,22 @@ func TestSealSettled(t *testing.T) {
 	n.giveKey()
 	d := n.dir()
 	m := &Main{cfg: n.cfg, dir: d, id: n.id, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics()}
-	m.exchange = &exchange{main: m}
 	if err := m.openSeal(); err != nil {
 		t.Fatal(err)
 	}
 	put := func(list string, age time.Duration) {
 		t.Helper()
 		at := time.Now().Add(-age)
-		if err := os.WriteFile(d.path(sealFile), []byte(list), 0o600); err != nil {
+		if err := os.WriteFile(d.Path(nodedir.SealKeysFile), []byte(list), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chtimes(d.path(sealFile), at, at); err != nil {
+		if err := os.Chtimes(d.Path(nodedir.SealKeysFile), at, at); err != nil {
 			t.Fatal(err)
 		}
 	}
 	sealed := func() bool {
 		t.Helper()
-		b, err := os.ReadFile(d.path(sealFile))
+		b, err := os.ReadFile(d.Path(nodedir.SealKeysFile))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestSealSettled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole := string(sealLine(key)) + string(n.seals)
+	whole := string(nodedir.SealLine(key)) + string(n.seals)
 	var w sealWatch
 	now := time.Now()
 	put(whole, 0)
@@ -162,7 +162,7 @@ func TestSealSettled(t *testing.T) {
 		t.Error("a file that came after the sealing was not taken up")
 	}
 	// What was checked is sealed, and nothing else.
-	if changed, err := d.sealFile(d.path(sealFile), []byte(whole)); err != nil || changed || sealed() {
+	if changed, err := d.SealFile(d.Path(nodedir.SealKeysFile), []byte(whole)); err != nil || changed || sealed() {
 		t.Errorf("another file than the one that was checked was sealed: %v", err)
 	}
 }
@@ -174,20 +174,20 @@ func TestFailedPrepareLeavesNoSealKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := sealLine(key)
+	mine := nodedir.SealLine(key)
 	key.ID = "theirs"
 	for _, had := range [][]byte{nil, mine} {
 		cfg := defaultConfig()
 		cfg.Name, cfg.Data, cfg.Advertise = "m1", t.TempDir(), "127.0.0.1"
-		file := dataDir(cfg.Data).path(sealFile)
+		file := nodedir.Dir(cfg.Data).Path(nodedir.SealKeysFile)
 		if had != nil {
 			if err := os.WriteFile(file, had, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
 		fails := errors.New("it fails later")
-		err := prepare(cfg, func(d keyDir) error {
-			if err := d.addSealKeys(sealLine(key)); err != nil {
+		err := prepare(cfg, func(d nodedir.KeyDir) error {
+			if err := d.AddSealKeys(nodedir.SealLine(key)); err != nil {
 				t.Error(err)
 			}
 			return fails
@@ -205,10 +205,10 @@ func TestFailedPrepareLeavesNoSealKeys(t *testing.T) {
 // server, stay there; those of a server that was demoted do not (TestDemotedKeepsNoKeys).
 func TestAgentKeepsSealKeys(t *testing.T) {
 	m, _ := sealingServer(t)
-	if err := m.dir.dropServerState(); err != nil {
+	if err := m.dir.DropServerState(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(m.dir.path(sealFile)); err != nil {
+	if _, err := os.Stat(m.dir.Path(nodedir.SealKeysFile)); err != nil {
 		t.Error(err)
 	}
 }
@@ -226,7 +226,7 @@ func TestDerivedSeals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ca := range []*pki.CA{ca, next} {
-		if key, err := sealKeyOf(ca); err != nil || !backup.DerivedSeal(key.ID) {
+		if key, err := nodedir.SealKeyOf(ca); err != nil || !backup.DerivedSeal(key.ID) {
 			t.Errorf("%q: derived %t, %v", key.ID, backup.DerivedSeal(key.ID), err)
 		}
 	}

@@ -11,8 +11,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/cmd/clusterd/sudoer"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 )
 
 // adminUser is whom the administrator's kubeconfig names.
@@ -22,16 +24,16 @@ const adminUser = "admin"
 // administrator that leads to this node: it is made again when it is missing,
 // points elsewhere, trusts or belongs to other authorities, was revoked or nears
 // its end. With a sealing key it lies in memory, and the data directory has a link to it.
-func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *rights) error {
-	file := d.inClear(kubeconfigName)
-	if kubeconfigGood(file, trust, server, r.clock.Now(), r.revokedCertificate) {
-		return d.linkInClear(kubeconfigName)
+func writeKubeconfig(d nodedir.KeyDir, trust *pki.Trust, server, cluster string, r *rights.Rights) error {
+	file := d.InClear(nodedir.KubeconfigName)
+	if kubeconfigGood(file, trust, server, r.Now(), r.RevokedCertificate) {
+		return d.LinkInClear(nodedir.KubeconfigName)
 	}
 	key, err := pki.NewKey()
 	if err != nil {
 		return err
 	}
-	cert, err := trust.For(pki.ForClients).Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.signAt(adminUser))
+	cert, err := trust.For(pki.ForClients).Signer().IssueClient(key.Public(), adminUser, []string{pki.AdminsGroup}, pki.AdminLifetime, r.SignAt(adminUser))
 	if err != nil {
 		return err
 	}
@@ -48,10 +50,10 @@ func writeKubeconfig(d keyDir, trust *pki.Trust, server, cluster string, r *righ
 	if err != nil {
 		return fmt.Errorf("write the kubeconfig: %w", err)
 	}
-	if err := writeFile(file, b, 0o600); err != nil {
+	if err := nodedir.WriteFile(file, b, 0o600); err != nil {
 		return err
 	}
-	return d.linkInClear(kubeconfigName)
+	return d.LinkInClear(nodedir.KubeconfigName)
 }
 
 func kubeconfigGood(path string, trust *pki.Trust, server string, now time.Time, revoked func(*x509.Certificate) bool) bool {
@@ -82,13 +84,13 @@ func personKubeconfig(data string) string { return filepath.Clean(data) + ".kube
 
 // leaveKubeconfig is the path of a kubeconfig that whoever typed the command can
 // read. A node with a sealing key has no copy on a disk: there only root can.
-func leaveKubeconfig(d keyDir) (string, error) {
+func leaveKubeconfig(d nodedir.KeyDir) (string, error) {
 	uid, gid, ok := sudoer.Person()
-	if !ok || d.seal != nil {
-		return d.kubeconfig(), nil
+	if !ok || d.Seal != nil {
+		return d.Kubeconfig(), nil
 	}
-	path := personKubeconfig(string(d.dataDir))
-	return path, sudoer.Leave(d.kubeconfig(), path, uid, gid)
+	path := personKubeconfig(string(d.Dir))
+	return path, sudoer.Leave(d.Kubeconfig(), path, uid, gid)
 }
 
 // lookCommand shows the nodes of the cluster to whoever may use sudo on this machine.
@@ -96,5 +98,13 @@ func lookCommand(data string) string {
 	if filepath.Clean(data) == DefaultData { // where clusterctl looks by itself
 		return "sudo clusterctl get nodes"
 	}
-	return "sudo clusterctl --kubeconfig " + dataDir(data).kubeconfig() + " get nodes"
+	return "sudo clusterctl --kubeconfig " + nodedir.Dir(data).Kubeconfig() + " get nodes"
+}
+
+// writeKubeconfig keeps the administrator's kubeconfig of this machine.
+func (m *Main) writeKubeconfig() error {
+	if _, err := os.Stat(m.dir.InClear(nodedir.KubeconfigName)); err == nil && !m.mayRenew() {
+		return m.dir.LinkInClear(nodedir.KubeconfigName)
+	}
+	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", m.rights)
 }

@@ -11,7 +11,9 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 )
 
 // TestAdminKubeconfigIsShort: a copy of it is not an administrator for a year, and one
@@ -22,14 +24,14 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, trust, server := keyDir{dataDir: dataDir(t.TempDir())}, pki.NewTrust(0, ca), "https://192.0.2.7:6443"
+	d, trust, server := nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}, pki.NewTrust(0, ca), "https://192.0.2.7:6443"
 	notRevoked := func(*x509.Certificate) bool { return false }
-	if err := writeKubeconfig(d, trust, server, "c", &rights{}); err != nil {
+	if err := writeKubeconfig(d, trust, server, "c", &rights.Rights{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func() time.Time {
 		t.Helper()
-		config, err := clientcmd.LoadFromFile(d.kubeconfig())
+		config, err := clientcmd.LoadFromFile(d.Kubeconfig())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,13 +41,13 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 		}
 		return cert.NotAfter
 	}
-	if left := end().Sub(now); left > 31*24*time.Hour || left < 29*24*time.Hour || !kubeconfigGood(d.kubeconfig(), trust, server, now, notRevoked) {
+	if left := end().Sub(now); left > 31*24*time.Hour || left < 29*24*time.Hour || !kubeconfigGood(d.Kubeconfig(), trust, server, now, notRevoked) {
 		t.Errorf("it is good for %s", left)
 	}
-	if kubeconfigGood(d.kubeconfig(), trust, server, now.Add(23*24*time.Hour), notRevoked) {
+	if kubeconfigGood(d.Kubeconfig(), trust, server, now.Add(23*24*time.Hour), notRevoked) {
 		t.Error("it is not written anew in time")
 	}
-	config, err := clientcmd.LoadFromFile(d.kubeconfig())
+	config, err := clientcmd.LoadFromFile(d.Kubeconfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,10 +60,10 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.AuthInfos["admin"].ClientCertificateData = pki.EncodeCert(old)
-	if err := clientcmd.WriteToFile(*config, d.kubeconfig()); err != nil {
+	if err := clientcmd.WriteToFile(*config, d.Kubeconfig()); err != nil {
 		t.Fatal(err)
 	}
-	if kubeconfigGood(d.kubeconfig(), trust, server, now, notRevoked) {
+	if kubeconfigGood(d.Kubeconfig(), trust, server, now, notRevoked) {
 		t.Error("one of a year is kept")
 	}
 }
@@ -69,15 +71,15 @@ func TestAdminKubeconfigIsShort(t *testing.T) {
 // Whoever typed `sudo clusterd dev` can use what it prints: the kubeconfig that it
 // names is theirs and lies outside of the directory of root.
 func TestKubeconfigOfWhoTypedSudo(t *testing.T) {
-	d := keyDir{dataDir: dataDir(filepath.Join(t.TempDir(), "dev"))}
-	if err := os.Mkdir(string(d.dataDir), 0o700); err != nil {
+	d := nodedir.KeyDir{Dir: nodedir.Dir(filepath.Join(t.TempDir(), "dev"))}
+	if err := os.Mkdir(string(d.Dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(d.kubeconfig(), []byte("kubeconfig"), 0o600); err != nil {
+	if err := os.WriteFile(d.Kubeconfig(), []byte("kubeconfig"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("SUDO_UID", "")
-	if path, err := leaveKubeconfig(d); err != nil || path != d.kubeconfig() {
+	if path, err := leaveKubeconfig(d); err != nil || path != d.Kubeconfig() {
 		t.Errorf("without sudo: %s, %v", path, err)
 	}
 	if os.Geteuid() != 0 {
@@ -93,7 +95,7 @@ func TestKubeconfigOfWhoTypedSudo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if owner := st.Sys().(*syscall.Stat_t); owner.Uid != 4711 || st.Mode() != 0o600 || strings.HasPrefix(path, string(d.dataDir)+"/") {
+	if owner := st.Sys().(*syscall.Stat_t); owner.Uid != 4711 || st.Mode() != 0o600 || strings.HasPrefix(path, string(d.Dir)+"/") {
 		t.Errorf("%s: %s of %d", path, st.Mode(), owner.Uid)
 	}
 	if err := removeRegular(path); err != nil { // as reset does

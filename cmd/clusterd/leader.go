@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/silence"
 	"github.com/clusterd/clusterd/sched"
 )
 
@@ -42,10 +43,10 @@ func (m *Main) lead(ctx context.Context) error {
 		for term.Err() == nil {
 			if v := m.clock.Verdict(); v.Wrong() {
 				m.log.Warn("the leader's work waits until the clock is right", "why", v.Why)
-				m.holdLoops(term)
+				m.clock.WaitUntilRight(term)
 				continue
 			}
-			if err := m.whileClockIsRight(term, m.runTerm); term.Err() == nil && !m.clock.Verdict().Wrong() {
+			if err := m.clock.RunWhileRight(term, m.runTerm); term.Err() == nil && !m.clock.Verdict().Wrong() {
 				m.log.Error("the leader's work ended, beginning it again", "err", err)
 				select {
 				case <-term.Done():
@@ -96,21 +97,24 @@ func (m *Main) runTerm(ctx context.Context) error {
 	if err := m.api.WaitAuthorized(ctx); err != nil {
 		return nil // the term is over
 	}
-	hints := &suspects{peers: m.peers, self: m.id.nodeID(), answered: m.store.Answered, names: make(chan string)}
+	hints := silence.NewSuspects(silence.Sources{
+		Self: m.id.NodeID(), Members: m.members, Agents: m.peers.agents, Record: m.peers.record, Answered: m.store.Answered,
+		Ask: m.peers.confirm, AskVia: m.peers.askReach,
+	})
 	cfg, err := m.schedConfig(hints)
 	if err != nil {
 		return err
 	}
 	members := join.Reconciler{
-		ID: m.id.nodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
+		ID: m.id.NodeID(), Store: m.store, Raft: m.store, Gossip: m.members, Log: room(m.log, "join"),
 		Warn: func(w string) { m.warnEvent(ctx, cfg.EventClient, "FewVoters", w) },
 	}
 	work, ctx := errgroup.WithContext(ctx)
 	work.Go(func() error { return members.Run(ctx) })
-	work.Go(func() error { return hints.run(ctx) })
+	work.Go(func() error { return hints.Run(ctx) })
 	work.Go(func() error { return m.schedule(ctx, hints) })
-	work.Go(func() error { return m.leadExchange(ctx) })
-	work.Go(func() error { return m.gossipKeys.lead(ctx) })
+	work.Go(func() error { return m.rotation.Lead(ctx) })
+	work.Go(func() error { return m.gossipKeys.Lead(ctx) })
 	work.Go(func() error { return m.reseal(ctx) })
 	work.Go(func() error { return m.keepTokenKeys(ctx) })
 	work.Go(func() error { return m.forgetNodes(ctx, cfg.Client) })
@@ -122,7 +126,7 @@ func (m *Main) runTerm(ctx context.Context) error {
 // trust have changed.
 func (m *Main) schedule(ctx context.Context, hints sched.Liveness) error {
 	for ctx.Err() == nil {
-		changed := m.trustChanged.next()
+		changed := m.trustChanged.Next()
 		cfg, err := m.schedConfig(hints)
 		if err != nil {
 			return err
@@ -245,7 +249,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 		TokenKeys:   m.api.TokenKeyIDs,
 		SignClient:  m.signClient,
 		Liveness:    hints,
-		Hold:        m.holdLoops,
+		Hold:        m.clock.WaitUntilRight,
 		Scheduler:   m.scheduler,
 		Rebalance:   m.cfg.RebalanceInterval.Duration,
 
@@ -256,7 +260,7 @@ func (m *Main) schedConfig(hints sched.Liveness) (sched.Config, error) {
 // signClient signs with the cluster's authority for users.
 func (m *Main) signClient(request *x509.CertificateRequest, lifetime time.Duration) (*x509.Certificate, error) {
 	user := request.Subject.CommonName
-	return m.trust.Load().For(pki.ForClients).Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.signAt(user))
+	return m.trust.Load().For(pki.ForClients).Signer().IssueClient(request.PublicKey, user, request.Subject.Organization, lifetime, m.rights.SignAt(user))
 }
 
 // loopTransport sends what a loop asks under the loop's own identity, and names

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/clusterd/clusterd/member/join"
-	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/slack"
 )
@@ -74,7 +74,7 @@ func (m *Main) watchMembership(ctx context.Context) error {
 			return err
 		}
 		if adopt != nil {
-			if err := m.dir.writeRecovery(*adopt); err != nil {
+			if err := m.dir.WriteRecovery(*adopt); err != nil {
 				return err
 			}
 			return &reexecError{"this node starts over in epoch " + adopt.Epoch.String() + " of the store", m.cfg.Data}
@@ -86,7 +86,7 @@ func (m *Main) watchMembership(ctx context.Context) error {
 // must not find others of it and form a majority with them.
 func (m *Main) checkMembership(ctx context.Context) error {
 	var looking sync.WaitGroup
-	looking.Go(func() { m.clockWatch.look(ctx) })
+	looking.Go(func() { m.clockWatch.Look(ctx) })
 	answers := m.askMembership(ctx, m.seeds(), startTimeout)
 	looking.Wait()
 	if m.clock.Verdict().Ahead != 0 { // those who answer seemed to have certificates of another time
@@ -99,7 +99,7 @@ func (m *Main) checkMembership(ctx context.Context) error {
 	if err != nil || adopt == nil {
 		return err
 	}
-	if err := m.dir.writeRecovery(*adopt); err != nil {
+	if err := m.dir.WriteRecovery(*adopt); err != nil {
 		return err
 	}
 	return m.recoverStore()
@@ -109,7 +109,7 @@ func (m *Main) checkMembership(ctx context.Context) error {
 func (m *Main) memberAddrs() []netip.AddrPort {
 	addrs := m.seeds()
 	for _, mem := range m.members.All() {
-		if mem.ID != m.id.nodeID() {
+		if mem.ID != m.id.NodeID() {
 			addrs = append(addrs, mem.Addr)
 		}
 	}
@@ -131,7 +131,7 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 			dial := func(ctx context.Context) (net.Conn, error) {
 				return m.tid.Dial(ctx, addr, "", transport.Join)
 			}
-			answer, err := join.AskMembershipStatus(ctx, dial, m.id.nodeID())
+			answer, err := join.AskMembershipStatus(ctx, dial, m.id.NodeID())
 			if err != nil {
 				m.log.Debug("ask a member for this node's membership status", "peer", addr, "err", err)
 				return
@@ -149,36 +149,28 @@ func (m *Main) askMembership(ctx context.Context, addrs []netip.AddrPort, timeou
 // was down, or cut off from the store, when that was written.
 var errDemoted = errors.New("this node was demoted")
 
-// judgeMembership decides what follows from the answers: the end of this node,
-// an epoch in which it is to start over, or nothing. It goes on while it hears a leader
-// of its own epoch, or while a member of that epoch hears one and has this node for a
-// server: the cluster was recovered elsewhere although that majority lived, and
-// ending this node would lose what it has written; or the server that says otherwise was
-// removed and still shows a good certificate.
-func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recoveryOrder, error) {
-	ours, err := m.dir.epoch()
+// judgeMembership does what follows from the answers: it returns the end of this node, an
+// epoch in which it is to start over, or nothing.
+func (m *Main) judgeMembership(answers []join.MembershipStatus) (*recovery.Order, error) {
+	ours, err := m.dir.Epoch()
 	if err != nil {
 		return nil, err
 	}
-	leads := m.store != nil && m.store.Leader() != ""
-	follows := slices.ContainsFunc(answers, func(a join.MembershipStatus) bool { return a.Follows(ours) })
-	for _, a := range answers {
-		newer := a.Epoch.Number > ours.Number
-		switch {
-		case newer && (leads || follows):
-			m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
-				"epoch", ours, "other epoch", a.Epoch)
-		case follows:
-			if a.Removed != nil && a.Epoch == ours {
-				m.log.Warn("a member says that this node was removed from the cluster, and another that follows a leader says that it is a member: this node goes on, and asks again", "removed", a.Removed.Removed)
-			}
-		case a.Removed != nil && (newer || a.Epoch == ours):
-			return nil, errors.Join(m.errRemoved(*a.Removed), m.dir.markRemoved(*a.Removed))
-		case a.Member && a.Role == pki.Agent && (newer || a.Epoch == ours) && !leads:
-			return nil, errDemoted
-		case newer && a.Member:
-			return &recoveryOrder{Epoch: a.Epoch}, nil
-		}
+	j := join.JudgeMembership(ours, m.store != nil && m.store.Leader() != "", answers)
+	for _, epoch := range j.Elsewhere {
+		m.log.Error("another part of this cluster was recovered or restored and runs on without this one: members do not speak to each other across epochs; end one of the two with `clusterd reset` on its machines",
+			"epoch", ours, "other epoch", epoch)
+	}
+	for _, removed := range j.Contradicted {
+		m.log.Warn("a member says that this node was removed from the cluster, and another that follows a leader says that it is a member: this node goes on, and asks again", "removed", removed.Removed)
+	}
+	switch {
+	case j.Removed != nil:
+		return nil, errors.Join(m.errRemoved(*j.Removed), m.dir.MarkRemoved(*j.Removed))
+	case j.Demoted:
+		return nil, errDemoted
+	case j.StartOver != nil:
+		return &recovery.Order{Epoch: *j.StartOver}, nil
 	}
 	return nil, nil
 }

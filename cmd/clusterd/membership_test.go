@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/member/transport"
 	"github.com/clusterd/clusterd/raftstore"
 )
@@ -27,8 +29,8 @@ import (
 type startingServer struct {
 	t     *testing.T
 	ca    *pki.CA
-	id    *identity
-	dir   keyDir
+	id    *nodedir.Identity
+	dir   nodedir.KeyDir
 	epoch raftstore.Epoch
 }
 
@@ -39,16 +41,16 @@ func newStartingServer(t *testing.T) *startingServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &startingServer{t: t, ca: ca, dir: keyDir{dataDir: dataDir(t.TempDir())}, epoch: raftstore.NewEpoch(0)}
-	s.id = &identity{trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
-	if s.id.key, err = pki.NewKey(); err != nil {
+	s := &startingServer{t: t, ca: ca, dir: nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}, epoch: raftstore.NewEpoch(0)}
+	s.id = &nodedir.Identity{Trust: pki.NewTrust(0, ca), Ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+	if s.id.Key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if s.id.cert, err = ca.IssueServer(s.id.key.Public(), "n1", nil, now); err != nil {
+	if s.id.Cert, err = ca.IssueServer(s.id.Key.Public(), "n1", nil, now); err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(s.dir.writeIdentity(s.id), os.MkdirAll(s.dir.path("store"), 0o700), raftstore.SetEpoch(s.dir.path("store"), s.epoch),
-		os.WriteFile(s.dir.path("store", "what-only-this-node-has"), []byte("x"), 0o600))
+	err = errors.Join(s.dir.WriteIdentity(s.id), os.MkdirAll(s.dir.Path("store"), 0o700), raftstore.SetEpoch(s.dir.Path("store"), s.epoch),
+		os.WriteFile(s.dir.Path("store", "what-only-this-node-has"), []byte("x"), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +77,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 	if err != nil {
 		t.Fatal(err)
 	}
-	shown := tlsCertificate(s.ca, cert, key)
+	shown := nodedir.TLSCertificate(s.ca, cert, key)
 	port, err := transport.Listen(netip.MustParseAddrPort("127.0.0.1:0"),
 		transport.Identity{Certificate: func() *tls.Certificate { return shown }, Roots: s.ca.Roots}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -87,7 +89,7 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 			json.NewEncoder(w).Encode(p.status)
 			return
 		}
-		agent, err := p.signer.IssueAgent(s.id.key.Public(), "n1", time.Now())
+		agent, err := p.signer.IssueAgent(s.id.Key.Public(), "n1", time.Now())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -106,21 +108,22 @@ func (s *startingServer) peer(status join.MembershipStatus, signer *pki.CA) *pee
 func (s *startingServer) starts(peers ...*peer) error {
 	t := s.t
 	t.Helper()
-	m := &Main{cfg: Config{Data: string(s.dir.dataDir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
+	m := &Main{cfg: Config{Data: string(s.dir.Dir)}, dir: s.dir, id: s.id, log: slog.New(slog.DiscardHandler)}
 	m.cfg.Name = "n1"
-	var err error
-	if m.rights.former, err = s.dir.formerServers(); err != nil {
+	former, err := s.dir.FormerServers()
+	if err != nil {
 		t.Fatal(err)
 	}
-	m.trust.Store(s.id.trust)
-	m.cert.Store(s.id.tlsCertificate())
-	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.revoked, Now: m.clock.Now}
+	m.rights = rights.New(s.id.NodeID(), &m.clock, former)
+	m.trust.Store(s.id.Trust)
+	m.cert.Store(s.id.TLSCertificate())
+	m.tid = transport.Identity{Certificate: m.cert.Load, Roots: m.trust.Roots, Revoked: m.rights.Revoked, Now: m.clock.Now}
 	m.clockWatch = m.newClockWatch()
-	var seen []seenPeer
+	var seen []nodedir.SeenPeer
 	for _, p := range peers {
-		seen = append(seen, seenPeer{ID: p.id, Name: "n2", Addr: p.addr})
+		seen = append(seen, nodedir.SeenPeer{ID: p.id, Name: "n2", Addr: p.addr})
 	}
-	if err := s.dir.writePeers(seen); err != nil {
+	if err := s.dir.WritePeers(seen); err != nil {
 		t.Fatal(err)
 	}
 	return m.checkMembership(t.Context())
@@ -129,15 +132,15 @@ func (s *startingServer) starts(peers ...*peer) error {
 // untouched says what of the data directory has changed.
 func (s *startingServer) untouched() string {
 	var changed []string
-	if _, err := os.Stat(s.dir.path("store", "what-only-this-node-has")); err != nil {
+	if _, err := os.Stat(s.dir.Path("store", "what-only-this-node-has")); err != nil {
 		changed = append(changed, "the store is another")
 	}
 	for _, name := range []string{"removed", "recovery.json", "servers.json"} {
-		if _, err := os.Stat(s.dir.path(name)); err == nil {
+		if _, err := os.Stat(s.dir.Path(name)); err == nil {
 			changed = append(changed, name+" was written")
 		}
 	}
-	if role, err := s.dir.role(); err != nil || role != pki.Server {
+	if role, err := s.dir.Role(); err != nil || role != pki.Server {
 		changed = append(changed, "it is no server any more")
 	}
 	return strings.Join(changed, ", ")
@@ -145,7 +148,7 @@ func (s *startingServer) untouched() string {
 
 func (s *startingServer) removed(ids ...string) {
 	s.t.Helper()
-	if err := s.dir.writeFormerServers(ids); err != nil {
+	if err := s.dir.WriteFormerServers(ids); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -227,21 +230,21 @@ func TestStartDemoted(t *testing.T) {
 	if err := s.starts(p); !errors.As(err, &again) {
 		t.Fatalf("by its own: %v", err)
 	}
-	if role, err := s.dir.role(); err != nil || role != pki.Agent {
+	if role, err := s.dir.Role(); err != nil || role != pki.Agent {
 		t.Errorf("it is %s, %v", role, err)
 	}
 	for range 2 { // as by the agent's start, before and after a promotion that breaks off
-		if err := s.dir.dropServerState(); err != nil {
+		if err := s.dir.DropServerState(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := os.Stat(s.dir.path("store")); err == nil {
+		if _, err := os.Stat(s.dir.Path("store")); err == nil {
 			t.Error("the store is still there")
 		}
-		if err := raftstore.SetEpoch(s.dir.path("store"), s.epoch); err != nil {
+		if err := raftstore.SetEpoch(s.dir.Path("store"), s.epoch); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := os.Stat(s.dir.path("store.demoted", "what-only-this-node-has")); err != nil {
+	if _, err := os.Stat(s.dir.Path("store.demoted", "what-only-this-node-has")); err != nil {
 		t.Errorf("the store was not kept: %v", err)
 	}
 }
@@ -249,36 +252,36 @@ func TestStartDemoted(t *testing.T) {
 // TestFormerServers: a server writes down which servers were removed, for its next
 // start.
 func TestFormerServers(t *testing.T) {
-	var r rights
-	if r.remember("a1", join.Removal{Role: pki.Agent}) != nil {
+	var r rights.Rights
+	if r.Remember("a1", join.Removal{Role: pki.Agent}) != nil {
 		t.Error("an agent is written down")
 	}
-	if got := r.remember("s2", join.Removal{Role: pki.Server}); !slices.Equal(got, []string{"s2"}) {
+	if got := r.Remember("s2", join.Removal{Role: pki.Server}); !slices.Equal(got, []string{"s2"}) {
 		t.Errorf("%v", got)
 	}
-	got := r.remember("s1", join.Removal{}) // older than roles
-	if !slices.Equal(got, []string{"s1", "s2"}) || r.remember("s1", join.Removal{}) != nil {
+	got := r.Remember("s1", join.Removal{}) // older than roles
+	if !slices.Equal(got, []string{"s1", "s2"}) || r.Remember("s1", join.Removal{}) != nil {
 		t.Errorf("%v", got)
 	}
-	dir := dataDir(t.TempDir())
-	if former, err := dir.formerServers(); err != nil || len(former) != 0 {
+	dir := nodedir.Dir(t.TempDir())
+	if former, err := dir.FormerServers(); err != nil || len(former) != 0 {
 		t.Errorf("no list: %v, %v", former, err)
 	}
-	if err := dir.writeFormerServers(got); err != nil {
+	if err := dir.WriteFormerServers(got); err != nil {
 		t.Fatal(err)
 	}
-	former, err := dir.formerServers()
+	former, err := dir.FormerServers()
 	if err != nil || len(former) != 2 || !former["s1"] || !former["s2"] {
 		t.Errorf("read again: %v, %v", former, err)
 	}
-	next := rights{former: former}
-	if !next.revoked("s1") || next.revoked("a1") {
+	next := rights.New("s3", nil, former)
+	if !next.Revoked("s1") || next.Revoked("a1") {
 		t.Error("while the store is closed the list does not count")
 	}
-	if err := dir.writeRemovedServers([]byte("{")); err != nil {
+	if err := dir.WriteRemovedServers([]byte("{")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := dir.formerServers(); err == nil || !strings.Contains(err.Error(), "removed-servers.json") {
+	if _, err := dir.FormerServers(); err == nil || !strings.Contains(err.Error(), "removed-servers.json") {
 		t.Errorf("a broken list: %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -118,11 +119,11 @@ func TestAgentNotifies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := &identity{trust: pki.NewTrust(0, ca)}
-	if id.key, err = pki.NewKey(); err != nil {
+	id := &nodedir.Identity{Trust: pki.NewTrust(0, ca)}
+	if id.Key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if id.cert, err = ca.IssueAgent(id.key.Public(), "a1", now); err != nil {
+	if id.Cert, err = ca.IssueAgent(id.Key.Public(), "a1", now); err != nil {
 		t.Fatal(err)
 	}
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,19 +137,19 @@ func TestAgentNotifies(t *testing.T) {
 	if err := free.Close(); err != nil {
 		t.Fatal(err)
 	}
-	dir := keyDir{dataDir: dataDir(cfg.Data)}
-	if err := dir.writeIdentity(id); err != nil {
+	dir := nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}
+	if err := dir.WriteIdentity(id); err != nil {
 		t.Fatal(err)
 	}
 	list, err := servers.Encode([]join.ServerAddr{{ID: "s", Name: "s1", Addr: netip.MustParseAddrPort("127.0.0.1:1")}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dir.writeServers(list); err != nil {
+	if err := dir.WriteServers(list); err != nil {
 		t.Fatal(err)
 	}
 	// No container is started here.
-	if err := os.WriteFile(dir.path("podmon"), nil, 0o600); err != nil {
+	if err := os.WriteFile(dir.Path("podmon"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
@@ -30,7 +29,7 @@ func prepareInit(cfg Config) error {
 	if err := errors.Join(checkClockBefore("begin a cluster"), cfg.checkFirstFamily(), cfg.checkAccess()); err != nil {
 		return err
 	}
-	return prepare(cfg, func(dir keyDir) error {
+	return prepare(cfg, func(dir nodedir.KeyDir) error {
 		now := time.Now()
 		ca, err := pki.NewCA("cluster", now)
 		if err != nil {
@@ -42,14 +41,14 @@ func prepareInit(cfg Config) error {
 				return err
 			}
 		}
-		id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
-		if id.key, err = pki.NewKey(); err != nil {
+		id := &nodedir.Identity{Trust: trust, Ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+		if id.Key, err = pki.NewKey(); err != nil {
 			return err
 		}
-		if id.cert, err = ca.Shorter(debugCertLife()).IssueServer(id.key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...); err != nil {
+		if id.Cert, err = ca.Shorter(debugCertLife()).IssueServer(id.Key.Public(), cfg.Name, certAddrs(cfg), now, certNames(cfg)...); err != nil {
 			return err
 		}
-		if err := dir.writeBootstrap(join.Cluster{
+		if err := dir.WriteBootstrap(join.Cluster{
 			Name:        "clusterd",
 			ClusterCIDR: cfg.podRanges(),
 			ServiceCIDR: cfg.serviceRanges(),
@@ -59,13 +58,13 @@ func prepareInit(cfg Config) error {
 		}); err != nil {
 			return err
 		}
-		if err := raftstore.SetEpoch(dir.path("store"), raftstore.NewEpoch(0)); err != nil {
+		if err := raftstore.SetEpoch(dir.Path("store"), raftstore.NewEpoch(0)); err != nil {
 			return err
 		}
-		if err := dir.writeConfig(cfg); err != nil {
+		if err := writeConfig(dir.Dir, cfg); err != nil {
 			return err
 		}
-		return dir.writeIdentity(id)
+		return dir.WriteIdentity(id)
 	})
 }
 
@@ -73,7 +72,7 @@ func prepareInit(cfg Config) error {
 // token it waits for a person's approval before. On error nothing of it stays. cfg
 // has the cluster's settings afterwards.
 func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Token, progress io.Writer) error {
-	return prepare(*cfg, func(dir keyDir) error {
+	return prepare(*cfg, func(dir nodedir.KeyDir) error {
 		key, err := pki.NewKey()
 		if err != nil {
 			return err
@@ -88,11 +87,11 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		if err != nil {
 			return err
 		}
-		id := &identity{key: key}
-		if id.trust, err = res.Trusts(); err != nil {
+		id := &nodedir.Identity{Key: key}
+		if id.Trust, err = res.Trusts(); err != nil {
 			return err
 		}
-		if id.cert, err = pki.ParseCert(res.NodeCert); err != nil {
+		if id.Cert, err = pki.ParseCert(res.NodeCert); err != nil {
 			return err
 		}
 		cfg.ClusterCIDR = res.Cluster.ClusterCIDR.String()
@@ -109,16 +108,16 @@ func prepareJoin(ctx context.Context, cfg *Config, server string, token *pki.Tok
 		} else {
 			var list []byte
 			if list, err = servers.Encode(res.Servers); err == nil {
-				err = dir.writeServers(list)
+				err = dir.WriteServers(list)
 			}
 		}
 		if err != nil {
 			return err
 		}
-		if err := dir.writeConfig(*cfg); err != nil {
+		if err := writeConfig(dir.Dir, *cfg); err != nil {
 			return err
 		}
-		return dir.writeIdentity(id)
+		return dir.WriteIdentity(id)
 	})
 }
 
@@ -144,8 +143,8 @@ Waiting …
 
 // prepareServer gets what only servers know, now that this machine is one by
 // its record, and begins the store.
-func prepareServer(ctx context.Context, dir keyDir, id *identity, server string, res *join.Response, progress io.Writer) error {
-	tid := transport.Identity{Certificate: id.tlsCertificate, Roots: id.trust.Roots}
+func prepareServer(ctx context.Context, dir nodedir.KeyDir, id *nodedir.Identity, server string, res *join.Response, progress io.Writer) error {
+	tid := transport.Identity{Certificate: id.TLSCertificate, Roots: id.Trust.Roots}
 	keys, err := retryUntil(ctx, progress, func(ctx context.Context) (*join.Keys, error) {
 		return join.FetchKeys(ctx, func(ctx context.Context) (net.Conn, error) {
 			c, err := tid.DialHost(ctx, server, "", transport.Member)
@@ -158,47 +157,37 @@ func prepareServer(ctx context.Context, dir keyDir, id *identity, server string,
 	if err != nil {
 		return err
 	}
-	if err := id.takeKeys(keys); err != nil {
+	if err := id.TakeKeys(keys); err != nil {
 		return err
 	}
-	if err := raftstore.SetEpoch(dir.path("store"), res.Epoch); err != nil {
+	if err := raftstore.SetEpoch(dir.Path("store"), res.Epoch); err != nil {
 		return err
 	}
-	if err := dir.addSealKeys(keys.OwnSeals); err != nil {
+	if err := dir.AddSealKeys(keys.OwnSeals); err != nil {
 		return err
 	}
-	return dir.writePeers(serverPeers(res.Servers))
-}
-
-// takeKeys makes a server's identity of what it got as a member.
-func (id *identity) takeKeys(keys *join.Keys) (err error) {
-	if id.ring, err = ringIn(keys); err != nil {
-		return err
-	}
-	id.retiredSeals = keys.SealKeys
-	id.trust, err = keys.Whole(id.trust)
-	return err
+	return dir.WritePeers(nodedir.ServerPeers(res.Servers))
 }
 
 // prepare runs write under the directory's lock, and removes what it left when
 // it fails. The identity is written last: only with it is the machine a node.
-func prepare(cfg Config, write func(keyDir) error) (err error) {
+func prepare(cfg Config, write func(nodedir.KeyDir) error) (err error) {
 	dir, err := cfg.keyDir()
 	if err != nil {
 		return err
 	}
 	_, statErr := os.Stat(cfg.Data)
 	fresh := errors.Is(statErr, fs.ErrNotExist)
-	lock, err := dir.lock()
+	lock, err := dir.Lock()
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	if dir.member() {
+	if dir.Member() {
 		return fmt.Errorf("%s is a node already: start it with `clusterd run --data %s`, or remove it first with `clusterd reset --data %s`", cfg.Data, cfg.Data, cfg.Data)
 	}
 	// The keys that an administrator has put there stay, those of the cluster do not.
-	seals, sealsErr := os.ReadFile(dir.path(sealFile))
+	seals, sealsErr := os.ReadFile(dir.Path(nodedir.SealKeysFile))
 	if sealsErr != nil && !errors.Is(sealsErr, fs.ErrNotExist) {
 		return sealsErr
 	}
@@ -211,12 +200,12 @@ func prepare(cfg Config, write func(keyDir) error) (err error) {
 			return
 		}
 		for _, name := range []string{"config.yaml", "bootstrap.json", "peers.json", "servers.json", "store"} {
-			os.RemoveAll(dir.path(name))
+			os.RemoveAll(dir.Path(name))
 		}
 		if sealsErr != nil {
-			os.Remove(dir.path(sealFile))
-		} else if now, readErr := os.ReadFile(dir.path(sealFile)); readErr != nil || !bytes.Equal(now, seals) {
-			err = errors.Join(err, writeFile(dir.path(sealFile), seals, 0o600))
+			os.Remove(dir.Path(nodedir.SealKeysFile))
+		} else if now, readErr := os.ReadFile(dir.Path(nodedir.SealKeysFile)); readErr != nil || !bytes.Equal(now, seals) {
+			err = errors.Join(err, nodedir.WriteFile(dir.Path(nodedir.SealKeysFile), seals, 0o600))
 		}
 	}()
 	if err := portFree(cfg); err != nil {
@@ -266,36 +255,4 @@ func serverAddress(s string) (string, error) {
 		return "", fmt.Errorf("the address %q: the port must be between 1 and 65535", s)
 	}
 	return net.JoinHostPort(host, port), nil
-}
-
-// writeBootstrap notes that the next start of this node begins the cluster.
-func (d dataDir) writeBootstrap(c join.Cluster) error {
-	b, err := json.Marshal(c)
-	if err != nil {
-		return err
-	}
-	return writeFile(d.path("bootstrap.json"), b, 0o600)
-}
-
-// readBootstrap returns nil when there is nothing to begin.
-func (d dataDir) readBootstrap() (*join.Cluster, error) {
-	b, err := os.ReadFile(d.path("bootstrap.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var c join.Cluster
-	if err := json.Unmarshal(b, &c); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path("bootstrap.json"), err)
-	}
-	return &c, nil
-}
-
-func (d dataDir) removeBootstrap() error {
-	if err := os.Remove(d.path("bootstrap.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return durable.SyncDir(string(d))
 }

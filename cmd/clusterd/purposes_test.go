@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/apis/server/auth"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/pki"
 )
@@ -31,16 +32,16 @@ func newSeparated(t *testing.T) *pki.Trust {
 	return trust
 }
 
-func identityOf(t *testing.T, trust *pki.Trust, role pki.Role) *identity {
+func identityOf(t *testing.T, trust *pki.Trust, role pki.Role) *nodedir.Identity {
 	t.Helper()
-	id := &identity{trust: trust, ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
+	id := &nodedir.Identity{Trust: trust, Ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}}
 	var err error
-	if id.key, err = pki.NewKey(); err != nil {
+	if id.Key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	id.cert, err = trust.Signer().IssueServer(id.key.Public(), "n1", nil, time.Now())
+	id.Cert, err = trust.Signer().IssueServer(id.Key.Public(), "n1", nil, time.Now())
 	if role == pki.Agent {
-		id.cert, err = trust.For(pki.ForNodes).Signer().IssueAgent(id.key.Public(), "n1", time.Now())
+		id.Cert, err = trust.For(pki.ForNodes).Signer().IssueAgent(id.Key.Public(), "n1", time.Now())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -101,25 +102,24 @@ func TestFolderOfTheVersionBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := keyDir{dataDir: dataDir(t.TempDir())}
+	d := nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}
 	want := []string{"ca.crt", "ca.key", "gossip.key", "node.crt", "node.key"}
 	for range 2 {
-		if err := os.RemoveAll(d.path("pki")); err != nil {
+		if err := os.RemoveAll(d.Path("pki")); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.writeIdentity(identityOf(t, pki.NewTrust(0, ca), pki.Server)); err != nil {
+		if err := d.WriteIdentity(identityOf(t, pki.NewTrust(0, ca), pki.Server)); err != nil {
 			t.Fatal(err)
 		}
-		if got := filesOf(t, d.path("pki")); !slices.Equal(got, want) {
+		if got := filesOf(t, d.Path("pki")); !slices.Equal(got, want) {
 			t.Fatalf("pki holds %q", got)
 		}
-		id, err := d.readIdentity()
-		if err != nil || id.trust.Separated() || id.trust.For(pki.ForClients).Signer().ID() != ca.ID() {
+		id, err := d.ReadIdentity()
+		if err != nil || id.Trust.Separated() || id.Trust.For(pki.ForClients).Signer().ID() != ca.ID() {
 			t.Fatalf("%+v, %v", id, err)
 		}
 		m := &Main{dir: d, id: id}
-		m.exchange = &exchange{main: m}
-		keys, err := m.exchange.sealKeys()
+		keys, err := m.derivedSealKeys()
 		if err != nil || len(keys) != 1 || keys[0].ID != "authority" {
 			t.Errorf("secrets are sealed with %+v, %v", keys, err)
 		}
@@ -130,22 +130,21 @@ func TestFolderOfTheVersionBefore(t *testing.T) {
 // authority; a version that knows one authority does not start; an agent holds no key of any.
 func TestFolderWithSeparateAuthorities(t *testing.T) {
 	trust := newSeparated(t)
-	d := keyDir{dataDir: dataDir(t.TempDir())}
-	if err := d.writeIdentity(identityOf(t, trust, pki.Server)); err != nil {
+	d := nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}
+	if err := d.WriteIdentity(identityOf(t, trust, pki.Server)); err != nil {
 		t.Fatal(err)
 	}
-	id, err := d.readIdentity()
+	id, err := d.ReadIdentity()
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := &Main{dir: d, id: id}
-	m.exchange = &exchange{main: m}
-	keys, err := m.exchange.sealKeys()
+	keys, err := m.derivedSealKeys()
 	if err != nil || len(keys) != 1 {
 		t.Fatalf("%v, %v", keys, err)
 	}
 	for _, p := range pki.Purposes {
-		key, err := sealKeyOf(trust.For(p).Signer())
+		key, err := nodedir.SealKeyOf(trust.For(p).Signer())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +152,7 @@ func TestFolderWithSeparateAuthorities(t *testing.T) {
 			t.Errorf("secrets are sealed with what follows from the authority for %s: %t", p, same)
 		}
 	}
-	b, err := os.ReadFile(d.path("pki", "trust"))
+	b, err := os.ReadFile(d.Path("pki", "trust"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,16 +163,16 @@ func TestFolderWithSeparateAuthorities(t *testing.T) {
 
 	// It is demoted.
 	agent := identityOf(t, trust, pki.Agent)
-	agent.trust = id.trust.Public()
-	if err := d.replaceIdentity(agent); err != nil {
+	agent.Trust = id.Trust.Public()
+	if err := d.ReplaceIdentity(agent); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range filesOf(t, d.path("pki")) {
+	for _, name := range filesOf(t, d.Path("pki")) {
 		if filepath.Ext(name) == ".key" && name != "node.key" {
 			t.Errorf("an agent holds pki/%s", name)
 		}
 	}
-	if id, err = d.readIdentity(); err != nil || !id.trust.Separated() || id.trust.For(pki.ForNodes).Signer().HasKey() || !id.trust.For(pki.ForNodes).Signer().Signed(id.cert) {
+	if id, err = d.ReadIdentity(); err != nil || !id.Trust.Separated() || id.Trust.For(pki.ForNodes).Signer().HasKey() || !id.Trust.For(pki.ForNodes).Signer().Signed(id.Cert) {
 		t.Errorf("as an agent: %+v, %v", id, err)
 	}
 }

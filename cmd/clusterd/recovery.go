@@ -1,29 +1,16 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"time"
 
 	"github.com/clusterd/clusterd/durable"
 	"github.com/clusterd/clusterd/member/join"
+	"github.com/clusterd/clusterd/member/recovery"
 	"github.com/clusterd/clusterd/raftstore"
-	"github.com/clusterd/clusterd/raftstore/recovery"
+	storerecovery "github.com/clusterd/clusterd/raftstore/recovery"
 )
-
-// recoveryOrder is written down before a node begins a new epoch of the store, and
-// carried out by its next start, which opens the store only then.
-type recoveryOrder struct {
-	Epoch raftstore.Epoch `json:"epoch"`
-	// Keep are the ids of the members that take part, this one included, when
-	// it is this node's state that goes on. Empty: this node begins with an
-	// empty store and is given the state of another.
-	Keep  []string  `json:"keep,omitempty"`
-	Asked time.Time `json:"asked"`
-}
 
 // reexecError ends a node that is to be started again at once, in the same
 // process.
@@ -31,42 +18,16 @@ type reexecError struct{ why, data string }
 
 func (e *reexecError) Error() string { return e.why }
 
-func (d dataDir) epoch() (raftstore.Epoch, error) { return raftstore.ReadEpoch(d.path("store")) }
-
-func (d dataDir) writeRecovery(r recoveryOrder) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return writeFile(d.path("recovery.json"), b, 0o600)
-}
-
-// readRecovery returns nil when there is nothing to do.
-func (d dataDir) readRecovery() (*recoveryOrder, error) {
-	b, err := os.ReadFile(d.path("recovery.json"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var r recoveryOrder
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("%s: %w", d.path("recovery.json"), err)
-	}
-	return &r, nil
-}
-
 // recoverStore carries out the recovery that was written down, if any. The
 // store as it was is kept beside the new one. It can be repeated after a crash
 // at any point: the new directory is made aside, and put into place last.
 func (m *Main) recoverStore() error {
-	r, err := m.dir.readRecovery()
+	r, err := m.dir.ReadRecovery()
 	if err != nil || r == nil {
 		return err
 	}
-	store, next := m.dir.path("store"), m.dir.path("store.next")
-	now, err := m.dir.epoch()
+	store, next := m.dir.Path("store"), m.dir.Path("store.next")
+	now, err := m.dir.Epoch()
 	if err != nil {
 		return err
 	}
@@ -75,7 +36,7 @@ func (m *Main) recoverStore() error {
 			if err := m.makeNext(*r, store, next); err != nil {
 				// The store is as it was: the next start opens it as such.
 				return errors.Join(fmt.Errorf("begin epoch %s of the store: %w; it is given up, and nothing was changed", r.Epoch, err),
-					os.Remove(m.dir.path("recovery.json")))
+					os.Remove(m.dir.Path("recovery.json")))
 			}
 			aside := fmt.Sprintf("%s.epoch-%d", store, now.Number)
 			if err := errors.Join(os.RemoveAll(aside), durable.Rename(store, aside)); err != nil {
@@ -87,11 +48,11 @@ func (m *Main) recoverStore() error {
 			return fmt.Errorf("begin epoch %s of the store: %w", r.Epoch, err)
 		}
 	}
-	return errors.Join(os.Remove(m.dir.path("recovery.json")), durable.SyncDir(string(m.dir.dataDir)))
+	return errors.Join(os.Remove(m.dir.Path("recovery.json")), durable.SyncDir(string(m.dir.Dir)))
 }
 
 // makeNext makes the directory of the new epoch.
-func (m *Main) makeNext(r recoveryOrder, store, next string) error {
+func (m *Main) makeNext(r recovery.Order, store, next string) error {
 	if err := os.RemoveAll(next); err != nil {
 		return err
 	}
@@ -99,18 +60,18 @@ func (m *Main) makeNext(r recoveryOrder, store, next string) error {
 		m.log.Info("starting over with an empty store", "epoch", r.Epoch)
 		return raftstore.SetEpoch(next, r.Epoch)
 	}
-	k, term, err := recovery.Replay(store, m.log)
+	k, term, err := storerecovery.Replay(store, m.log)
 	if err != nil {
 		return err
 	}
-	k = k.Rebase(recovery.RevisionGap)
+	k = k.Rebase(storerecovery.RevisionGap)
 	t, err := join.RestorePlan{Epoch: r.Epoch.Number, Why: join.Recovered, Keep: r.Keep, Now: r.Asked}.Apply(k)
 	if err != nil {
 		return err
 	}
-	if err := recovery.Amend(k, t); err != nil {
+	if err := storerecovery.Amend(k, t); err != nil {
 		return err
 	}
 	m.log.Info("this node's state goes on", "epoch", r.Epoch, "index", k.Index(), "term", term, "revision", k.Revision())
-	return recovery.Recover(next, m.id.nodeID(), r.Epoch, k, term)
+	return storerecovery.Recover(next, m.id.NodeID(), r.Epoch, k, term)
 }

@@ -41,7 +41,7 @@ func privateKinds(resource schema.GroupResource) bool {
 // openAtRest makes what decides how each resource is sealed.
 func (m *Main) openAtRest() (err error) {
 	m.atRest, err = atrest.New(atrest.Config{
-		File: m.cfg.EncryptionProviderConfig, ID: m.id.nodeID(), Own: m.seal, Sealed: sealedKinds,
+		File: m.cfg.EncryptionProviderConfig, ID: m.id.NodeID(), Own: m.seal, Sealed: sealedKinds,
 		Private: privateKinds, Changed: m.resealSoon, Log: room(m.log, "encryption"),
 	})
 	if err != nil {

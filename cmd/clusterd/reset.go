@@ -22,6 +22,7 @@ import (
 	"github.com/clusterd/clusterd/agent/plugin"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/netsetup/loopback"
 )
 
@@ -31,20 +32,20 @@ const shutdownTimeout = 30 * time.Second
 // reset undoes all that clusterd did on this machine for one data directory. It
 // can be called again after it failed half-way.
 func reset(ctx context.Context, cfg Config, out io.Writer) error {
-	dir := dataDir(cfg.Data)
+	dir := nodedir.Dir(cfg.Data)
 	if _, err := os.Stat(cfg.Data); errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(out, "%s does not exist: nothing to reset.\n", cfg.Data)
 		return nil
 	}
-	lock, err := dir.lock()
-	if errors.Is(err, errInUse) {
+	lock, err := dir.Lock()
+	if errors.Is(err, nodedir.ErrInUse) {
 		return fmt.Errorf("%w: stop it first (`systemctl stop clusterd`, or end the process)", err)
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	recorded, err := dir.readHostFolders()
+	recorded, err := readHostDirs(dir)
 	if err != nil {
 		fmt.Fprintf(out, "%v: only the folders that the configuration and flags name are put right outside of the data folder.\n", err)
 	}
@@ -52,14 +53,14 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 	return finishReset(out, cfg.Data, []resetStep{
 		{"containers", func() error { return stopContainers(cfg) }},
 		{"services", func() error { return removeServices(dir, cfg.Advertise) }},
-		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.path("network")}) }},
+		{"network", func() error { return podnetwork.CleanUp(ctx, podnetwork.Config{Dir: dir.Path("network")}) }},
 		{"network policies", removePolicies},
 		{"address of DNS", func() error { return removeDNS(cfg) }},
-		{"mounts", func() error { return errors.Join(image.CleanUp(dir.path("images")), unmountBelow(cfg.Data)) }},
+		{"mounts", func() error { return errors.Join(image.CleanUp(dir.Path("images")), unmountBelow(cfg.Data)) }},
 		{"volumes of CSI drivers and links to logs", func() error { return resetOutside(outside, cfg.Data) }},
 		{"cgroups", func() error { return removeCgroups(cfg.CgroupRoot) }},
 		{"releases", func() error { return removeReleases(cfg.Data) }},
-		{"keys in memory", dir.dropInClear},
+		{"keys in memory", dir.DropInClear},
 		{"the copy of the kubeconfig", func() error { return removeRegular(personKubeconfig(cfg.Data)) }},
 	})
 }
@@ -67,11 +68,11 @@ func reset(ctx context.Context, cfg Config, out io.Writer) error {
 // confirmReset asks whoever sits at a terminal; scripts are not asked.
 func confirmReset(yes bool, data string, in io.Reader, out io.Writer) error {
 	f, ok := in.(*os.File)
-	if yes || !ok || !term.IsTerminal(int(f.Fd())) || !dataDir(data).exists() {
+	if yes || !ok || !term.IsTerminal(int(f.Fd())) || !nodedir.Dir(data).Exists() {
 		return nil
 	}
 	fmt.Fprintf(out, "The pods of this machine end, and %s goes, with this node's keys and its copy of the cluster's state.\n", data)
-	if volumes := dataDir(data).volumes(); len(volumes) > 0 {
+	if volumes := nodedir.Dir(data).Volumes(); len(volumes) > 0 {
 		fmt.Fprintf(out, "Data of %d volumes in it go as well, which are nowhere else: %s (clusterctl get pv).\n", len(volumes), strings.Join(volumes, ", "))
 	}
 	fmt.Fprint(out, "Go on? [y/N] ")
@@ -83,32 +84,13 @@ func confirmReset(yes bool, data string, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// volumes are the names of the volumes for claims that have their data in the directory.
-func (d dataDir) volumes() (names []string) {
-	list, err := os.ReadDir(d.path("claims"))
-	if err != nil {
-		return nil // there are none, or reset itself says what is wrong
-	}
-	for _, e := range list {
-		if e.IsDir() && strings.HasPrefix(e.Name(), "pvc-") {
-			names = append(names, e.Name())
-		}
-	}
-	return names
-}
-
-func (d dataDir) exists() bool {
-	_, err := os.Stat(string(d))
-	return err == nil
-}
-
 type resetStep struct {
 	what string
 	do   func() error
 }
 
 // resetOutside undoes what was made outside of the data directory.
-func resetOutside(f hostFolders, data string) error {
+func resetOutside(f hostDirs, data string) error {
 	return errors.Join(each(f.KubeletRoots, removeDriven), each(f.LogLinks, func(links string) error {
 		return pod.LogLinks(links).RemoveAll(filepath.Clean(data))
 	}))
@@ -175,7 +157,7 @@ func removeDNS(cfg Config) error {
 
 // stopContainers ends every container of the data directory, and podmon.
 func stopContainers(cfg Config) error {
-	dir := dataDir(cfg.Data).path("podmon")
+	dir := nodedir.Dir(cfg.Data).Path("podmon")
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

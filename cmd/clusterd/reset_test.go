@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // mountAt mounts a file system with a file in it, which has to be there to the end.
@@ -93,16 +95,16 @@ func TestRemoveFolderKeepsMounts(t *testing.T) {
 func TestHostFolders(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Data = t.TempDir()
-	dir, base := dataDir(cfg.Data), t.TempDir()
+	dir, base := nodedir.Dir(cfg.Data), t.TempDir()
 	for _, name := range []string{"one", "two", "one"} {
 		cfg.KubeletRoot, cfg.LogLinks = filepath.Join(base, name), filepath.Join(base, name+"-links")
 		cfg.PodLogLinks = filepath.Join(base, "pod-links")
-		if err := dir.noteHostFolders(cfg); err != nil {
+		if err := noteHostDirs(dir, cfg); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cfg.KubeletRoot, cfg.LogLinks, cfg.PodLogLinks, cfg.CgroupRoot = "", "", "", "/clusterd-test-of-reset"
-	got, err := dir.readHostFolders()
+	got, err := readHostDirs(dir)
 	if err != nil || !slices.Equal(got.KubeletRoots, []string{filepath.Join(base, "one"), filepath.Join(base, "two")}) || len(got.LogLinks) != 3 || !slices.Contains(got.LogLinks, filepath.Join(base, "pod-links")) {
 		t.Fatalf("%+v, %v", got, err)
 	}

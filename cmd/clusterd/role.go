@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
-	"github.com/clusterd/clusterd/durable"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/member/servers"
@@ -68,7 +66,7 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	over := func(protocol string) join.Dialer {
 		return func(ctx context.Context) (net.Conn, error) { return n.servers.Dial(ctx, protocol) }
 	}
-	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.key, func(*join.Certificate) *pki.Trust { return n.trust.Load() })
+	cert, answer, err := join.Renew(ctx, over(transport.Join), n.cfg.Name, n.id.Key, func(*join.Certificate) *pki.Trust { return n.trust.Load() })
 	if err != nil {
 		return fmt.Errorf("get a server's certificate: %w", err)
 	}
@@ -79,28 +77,28 @@ func (n *agentNode) becomeServer(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("get the servers' keys: %w", err)
 	}
-	next := &identity{key: n.id.key, cert: cert, trust: n.trust.Load()}
-	if err := next.takeKeys(keys); err != nil {
+	next := &nodedir.Identity{Key: n.id.Key, Cert: cert, Trust: n.trust.Load()}
+	if err := next.TakeKeys(keys); err != nil {
 		return err
 	}
 	// What an earlier attempt began; the store of a server that was demoted was set aside then, and
 	// the keys for secrets at rest that it had are gone: those that are there are to be kept.
-	if err := os.RemoveAll(n.dir.path("store")); err != nil {
+	if err := os.RemoveAll(n.dir.Path("store")); err != nil {
 		return err
 	}
-	if err := n.dir.dropServerState(); err != nil {
+	if err := n.dir.DropServerState(); err != nil {
 		return err
 	}
-	if err := raftstore.SetEpoch(n.dir.path("store"), answer.Epoch); err != nil {
+	if err := raftstore.SetEpoch(n.dir.Path("store"), answer.Epoch); err != nil {
 		return err
 	}
-	if err := n.dir.addSealKeys(keys.OwnSeals); err != nil {
+	if err := n.dir.AddSealKeys(keys.OwnSeals); err != nil {
 		return err
 	}
-	if err := n.dir.writePeers(serverPeers(answer.Servers)); err != nil {
+	if err := n.dir.WritePeers(nodedir.ServerPeers(answer.Servers)); err != nil {
 		return err
 	}
-	return n.dir.replaceIdentity(next)
+	return n.dir.ReplaceIdentity(next)
 }
 
 // keepRole waits until this server's record says that it is an agent, as far as
@@ -114,7 +112,7 @@ func (m *Main) keepRole(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		rec, err := join.Member(ctx, m.store, m.id.nodeID())
+		rec, err := join.Member(ctx, m.store, m.id.NodeID())
 		if err != nil || rec.IsServer() {
 			continue
 		}
@@ -146,7 +144,7 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		attempt, cancel := context.WithTimeout(ctx, membershipTimeout)
 		cert, answer, err := join.Renew(attempt, func(ctx context.Context) (net.Conn, error) {
 			return m.tid.Dial(ctx, addr, "", transport.Join)
-		}, m.cfg.Name, m.id.key, func(*join.Certificate) *pki.Trust { return m.trust.Load() })
+		}, m.cfg.Name, m.id.Key, func(*join.Certificate) *pki.Trust { return m.trust.Load() })
 		cancel()
 		if err == nil && pki.NodeRole(cert) != pki.Agent {
 			err = errors.New("the certificate is a server's")
@@ -155,16 +153,16 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 			errs = append(errs, fmt.Errorf("%s: %w", addr, err))
 			continue
 		}
-		others := slices.DeleteFunc(answer.Servers, func(s join.ServerAddr) bool { return s.ID == m.id.nodeID() })
+		others := slices.DeleteFunc(answer.Servers, func(s join.ServerAddr) bool { return s.ID == m.id.NodeID() })
 		list, err := servers.Encode(others)
 		if err != nil {
 			return err
 		}
-		if err := m.dir.writeServers(list); err != nil {
+		if err := m.dir.WriteServers(list); err != nil {
 			return err
 		}
 		m.idMu.Lock()
-		err = m.dir.replaceIdentity(&identity{trust: m.id.trust.Public(), key: m.id.key, cert: cert})
+		err = m.dir.ReplaceIdentity(&nodedir.Identity{Trust: m.id.Trust.Public(), Key: m.id.Key, Cert: cert})
 		m.idMu.Unlock()
 		if err != nil {
 			return err
@@ -172,47 +170,4 @@ func (m *Main) becomeAgent(ctx context.Context, addrs []netip.AddrPort) error {
 		return &reexecError{"this node was demoted and goes on as an agent", m.cfg.Data}
 	}
 	return fmt.Errorf("get an agent's certificate: %w", errors.Join(errs...))
-}
-
-// dropServerState removes what only servers have beside their identity. The store
-// is set aside: should the word that this node was demoted be untrue, it can be put
-// back. The keys for secrets at rest go with it, and before it; where there is no store
-// they are an administrator's, who has put them there for the node to become a server.
-func (d keyDir) dropServerState() error {
-	if _, err := os.Lstat(d.path("store")); err == nil {
-		if err := os.RemoveAll(d.path(sealFile)); err != nil {
-			return err
-		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	errs := []error{d.setStoreAside()}
-	for _, name := range []string{"peers.json", "bootstrap.json", "recovery.json", kubeconfigName, "front-proxy.crt", "front-proxy.key"} {
-		errs = append(errs, os.RemoveAll(d.path(name)), os.RemoveAll(d.inClear(name)))
-	}
-	made, err := filepath.Glob(d.successor("*"))
-	errs = append(errs, err)
-	for _, path := range made {
-		errs = append(errs, os.Remove(path))
-	}
-	return errors.Join(errs...)
-}
-
-// setStoreAside renames the store's directory to one that does not exist yet.
-func (d dataDir) setStoreAside() error {
-	if _, err := os.Lstat(d.path("store")); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	aside := d.path("store.demoted")
-	for n := 2; ; n++ {
-		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
-			break
-		} else if err != nil {
-			return err
-		}
-		aside = fmt.Sprintf("%s-%d", d.path("store.demoted"), n)
-	}
-	return durable.Rename(d.path("store"), aside)
 }

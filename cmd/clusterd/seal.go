@@ -5,21 +5,21 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/clusterd/clusterd/apis/server"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
+	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
 	"github.com/clusterd/clusterd/slack"
 )
 
-const (
-	sealFile = "seal.keys"
-	// sealLook is how often the file is looked at.
-	sealLook = 10 * time.Second
-)
+// sealLook is how often the file with the keys is looked at.
+const sealLook = 10 * time.Second
 
 // sealedKinds are encrypted at rest with the cluster's own keys, unless an
 // EncryptionConfiguration names them.
@@ -33,15 +33,15 @@ var sealedKinds = map[schema.GroupResource]bool{
 // snapshots and history, wherever copies of them go. Not: a machine whose whole
 // data directory is read, which holds the keys as well.
 func (m *Main) sealKeys() ([]kubestore.SealKey, error) {
-	_, keys, err := m.dir.ownSealKeys()
+	_, keys, err := m.dir.OwnSealKeys()
 	if err != nil {
 		return nil, err
 	}
-	own, err := m.exchange.sealKeys()
+	own, err := m.derivedSealKeys()
 	if err != nil {
 		return nil, err
 	}
-	return mergeSealKeys(keys, own), nil
+	return nodedir.MergeSealKeys(keys, own), nil
 }
 
 // openSeal makes the seal that the store's decorator uses.
@@ -90,7 +90,7 @@ func (m *Main) lookAtSeal(w *sealWatch) bool {
 	if now == w.stamp {
 		return false
 	}
-	list, _, err := m.dir.ownSealKeys()
+	list, _, err := m.dir.OwnSealKeys()
 	if err == nil && w.taken && bytes.Equal(list, w.list) {
 		w.stamp = now
 		return false
@@ -111,21 +111,21 @@ func (m *Main) lookAtSeal(w *sealWatch) bool {
 // be sealed in the middle of being written, nor to be put over one that has just come.
 func (m *Main) sealSettled(w *sealWatch, now time.Time) error {
 	stamp := m.sealStamp()
-	if m.dir.seal == nil || stamp == "" || stamp == w.right {
+	if m.dir.Seal == nil || stamp == "" || stamp == w.right {
 		return nil
 	}
-	info, err := os.Stat(m.dir.path(sealFile))
+	info, err := os.Stat(m.dir.Path(nodedir.SealKeysFile))
 	if err != nil {
 		return err
 	}
 	if age := now.Sub(info.ModTime()); age.Abs() < sealLook {
 		return nil
 	}
-	list, _, err := m.dir.ownSealKeys()
+	list, _, err := m.dir.OwnSealKeys()
 	if err != nil {
 		return nil // lookAtSeal has said so
 	}
-	changed, err := m.dir.sealFile(m.dir.path(sealFile), list)
+	changed, err := m.dir.SealFile(m.dir.Path(nodedir.SealKeysFile), list)
 	if err == nil && !changed {
 		w.right = stamp // or it has changed since, and has another stamp
 	}
@@ -148,9 +148,48 @@ func (m *Main) newSealKeys() error {
 
 // sealStamp changes when the file does.
 func (m *Main) sealStamp() string {
-	info, err := os.Stat(m.dir.path(sealFile))
+	info, err := os.Stat(m.dir.Path(nodedir.SealKeysFile))
 	if err != nil {
 		return ""
 	}
 	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
+}
+
+// derivedSealKeys are the keys for secrets at rest that follow from authorities, which are those for
+// that purpose: of the first one, then of those beside it and of the past, which only read.
+func (m *Main) derivedSealKeys() ([]kubestore.SealKey, error) {
+	m.idMu.Lock()
+	trust, retired := m.id.Trust, m.id.RetiredSeals
+	m.idMu.Unlock()
+	var keys []kubestore.SealKey
+	for _, ca := range trust.For(pki.ForSecrets).All() {
+		key, err := nodedir.SealKeyOf(ca)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, key)
+	}
+	past, err := kubestore.ParseSealKeys(string(retired))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.dir.Path("pki", "retired-seal.keys"), err)
+	}
+	for _, key := range past {
+		if !slices.ContainsFunc(keys, func(k kubestore.SealKey) bool { return k.ID == key.ID }) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// ownSeals is the list of keys of the file seal.keys.
+func (m *Main) ownSeals() ([]byte, error) {
+	_, keys, err := m.dir.OwnSealKeys()
+	return nodedir.SealLines(keys), err
+}
+
+// retiredSeals is the list of keys of authorities of the past.
+func (m *Main) retiredSeals() []byte {
+	m.idMu.Lock()
+	defer m.idMu.Unlock()
+	return m.id.RetiredSeals
 }

@@ -13,10 +13,12 @@ import (
 
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/gossipkey"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/join/jointest"
 	"github.com/clusterd/clusterd/member/pki"
+	"github.com/clusterd/clusterd/member/rights"
 	"github.com/clusterd/clusterd/raftstore"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/kubestore"
@@ -43,14 +45,14 @@ func sealingServer(t *testing.T) (m *Main, own string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own = string(sealLine(key))
+	own = string(nodedir.SealLine(key))
 	m = &Main{
-		dir: keyDir{dataDir: dataDir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
-		id: &identity{key: nodeKey, trust: pki.NewTrust(0, ca), ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, retiredSeals: sealLine(old)},
+		rights: &rights.Rights{},
+		dir:    nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}, log: slog.New(slog.DiscardHandler), resealNow: make(chan struct{}, 1), metrics: newMetrics(),
+		id: &nodedir.Identity{Key: nodeKey, Trust: pki.NewTrust(0, ca), Ring: gossipkey.Ring{Keys: [][]byte{gossipkey.New()}}, RetiredSeals: nodedir.SealLine(old)},
 	}
-	m.exchange = &exchange{main: m}
-	m.trust.Store(m.id.trust)
-	if err := os.WriteFile(m.dir.path(sealFile), []byte("# made by hand\n"+own), 0o600); err != nil {
+	m.trust.Store(m.id.Trust)
+	if err := os.WriteFile(m.dir.Path(nodedir.SealKeysFile), []byte("# made by hand\n"+own), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.openSeal(); err != nil {
@@ -68,7 +70,7 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets, err := m.exchange.secrets()
+	secrets, err := m.snapshotSecrets()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,9 +98,8 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 	if err := prepareRestore(cfg, content); err != nil {
 		t.Fatal(err)
 	}
-	restored := &Main{dir: keyDir{dataDir: dataDir(cfg.Data)}, log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
-	restored.exchange = &exchange{main: restored}
-	if restored.id, err = restored.dir.readIdentity(); err != nil {
+	restored := &Main{dir: nodedir.KeyDir{Dir: nodedir.Dir(cfg.Data)}, log: slog.New(slog.DiscardHandler), metrics: newMetrics()}
+	if restored.id, err = restored.dir.ReadIdentity(); err != nil {
 		t.Fatal(err)
 	}
 	if err := restored.openSeal(); err != nil {
@@ -107,11 +108,11 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 	if plain, stale, err := restored.seal.TransformFromStorage(t.Context(), sealed, where); err != nil || stale || string(plain) != "secret" {
 		t.Errorf("restored: %q, stale %t, %v", plain, stale, err)
 	}
-	if list, err := os.ReadFile(restored.dir.path(sealFile)); err != nil || string(list) != own {
+	if list, err := os.ReadFile(restored.dir.Path(nodedir.SealKeysFile)); err != nil || string(list) != own {
 		t.Errorf("seal.keys: %q, %v", list, err)
 	}
-	if string(restored.id.retiredSeals) != string(m.id.retiredSeals) {
-		t.Errorf("keys of former authorities: %q", restored.id.retiredSeals)
+	if string(restored.id.RetiredSeals) != string(m.id.RetiredSeals) {
+		t.Errorf("keys of former authorities: %q", restored.id.RetiredSeals)
 	}
 }
 
@@ -119,13 +120,13 @@ func TestSnapshotHoldsSealKeys(t *testing.T) {
 // answered it, below those that were put there before.
 func TestJoinerGetsSealKeys(t *testing.T) {
 	m, own := sealingServer(t)
-	list, err := m.exchange.ownSeals()
+	list, err := m.ownSeals()
 	if err != nil || string(list) != own {
 		t.Fatalf("sent: %q, %v", list, err)
 	}
-	dir := keyDir{dataDir: dataDir(t.TempDir())}
+	dir := nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}
 	for _, had := range []string{"", own, "# mine\nkey-2 " + strings.Fields(own)[1]} {
-		if err := os.WriteFile(dir.path(sealFile), []byte(had), 0o600); err != nil {
+		if err := os.WriteFile(dir.Path(nodedir.SealKeysFile), []byte(had), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		want := had
@@ -134,20 +135,20 @@ func TestJoinerGetsSealKeys(t *testing.T) {
 		} else if had != own {
 			want = had + "\n" + own
 		}
-		if err := dir.addSealKeys(list); err != nil {
+		if err := dir.AddSealKeys(list); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := os.ReadFile(dir.path(sealFile)); err != nil || string(got) != want {
+		if got, err := os.ReadFile(dir.Path(nodedir.SealKeysFile)); err != nil || string(got) != want {
 			t.Errorf("%q became %q, %v", had, got, err)
 		}
 	}
-	if err := os.Remove(dir.path(sealFile)); err != nil {
+	if err := os.Remove(dir.Path(nodedir.SealKeysFile)); err != nil {
 		t.Fatal(err)
 	}
-	if err := dir.addSealKeys(nil); err != nil {
+	if err := dir.AddSealKeys(nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(dir.path(sealFile)); !os.IsNotExist(err) {
+	if _, err := os.Stat(dir.Path(nodedir.SealKeysFile)); !os.IsNotExist(err) {
 		t.Errorf("a file without keys was made: %v", err)
 	}
 }
@@ -155,7 +156,7 @@ func TestJoinerGetsSealKeys(t *testing.T) {
 // TestKeepSealTriesAgain: a change of the file that could not be taken up is tried again.
 func TestKeepSealTriesAgain(t *testing.T) {
 	m, _ := sealingServer(t)
-	good, err := os.ReadFile(m.dir.path(sealFile))
+	good, err := os.ReadFile(m.dir.Path(nodedir.SealKeysFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestKeepSealTriesAgain(t *testing.T) {
 	if !m.lookAtSeal(&w) || m.lookAtSeal(&w) {
 		t.Fatal("the file is taken up once")
 	}
-	if err := os.WriteFile(m.dir.path(sealFile), append(good, "key-2"...), 0o600); err != nil {
+	if err := os.WriteFile(m.dir.Path(nodedir.SealKeysFile), append(good, "key-2"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -180,13 +181,13 @@ func TestKeepSealTriesAgain(t *testing.T) {
 // disk opens nothing.
 func TestDemotedKeepsNoKeys(t *testing.T) {
 	m, _ := sealingServer(t)
-	if err := os.Mkdir(m.dir.path("store"), 0o700); err != nil {
+	if err := os.Mkdir(m.dir.Path("store"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.dir.dropServerState(); err != nil {
+	if err := m.dir.DropServerState(); err != nil {
 		t.Fatal(err)
 	}
-	left, err := os.ReadDir(string(m.dir.dataDir))
+	left, err := os.ReadDir(string(m.dir.Dir))
 	if err != nil || len(left) != 1 || left[0].Name() != "store.demoted" {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -200,20 +201,20 @@ func TestRenewKubeconfig(t *testing.T) {
 	m.cfg.Name, m.cfg.Advertise = "n1", "127.0.0.1"
 	now := time.Now()
 	var err error
-	if m.id.key, err = pki.NewKey(); err != nil {
+	if m.id.Key, err = pki.NewKey(); err != nil {
 		t.Fatal(err)
 	}
-	if m.id.cert, err = m.id.trust.Signer().IssueServer(m.id.key.Public(), "n1", certAddrs(m.cfg), now); err != nil {
+	if m.id.Cert, err = m.id.Trust.Signer().IssueServer(m.id.Key.Public(), "n1", certAddrs(m.cfg), now); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.dir.writeIdentity(m.id); err != nil {
+	if err := m.dir.WriteIdentity(m.id); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(m.dir.kubeconfig(), []byte("one that has ended"), 0o600); err != nil {
+	if err := os.WriteFile(m.dir.Kubeconfig(), []byte("one that has ended"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m.renew(now)
-	if !kubeconfigGood(m.dir.kubeconfig(), m.trust.Load(), "https://127.0.0.1:6443", now, func(*x509.Certificate) bool { return false }) {
+	if !kubeconfigGood(m.dir.Kubeconfig(), m.trust.Load(), "https://127.0.0.1:6443", now, func(*x509.Certificate) bool { return false }) {
 		t.Error("it was not renewed")
 	}
 }

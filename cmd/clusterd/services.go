@@ -15,6 +15,7 @@ import (
 	"github.com/clusterd/clusterd/agent/node"
 	"github.com/clusterd/clusterd/agent/service"
 	"github.com/clusterd/clusterd/agent/watches"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/netsetup/announce"
 	"github.com/clusterd/clusterd/netsetup/lb"
 	"github.com/clusterd/clusterd/netsetup/nft"
@@ -78,7 +79,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 	undo = append(undo, ways.Close)
 	// Others take over when the lease has run out, or sooner where this node seems dead.
 	lifetime := min(30*time.Second, node.RenewDeadline(cfg.NodeLeaseDuration.Duration))
-	announcer, err := announce.Open(announce.Config{Node: cfg.addr().Addr(), File: dataDir(cfg.Data).path("announced.json"), Lifetime: lifetime, Logger: log})
+	announcer, err := announce.Open(announce.Config{Node: cfg.addr().Addr(), File: nodedir.Dir(cfg.Data).Path("announced.json"), Lifetime: lifetime, Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -96,7 +97,7 @@ func newServiceProxy(cfg Config, log *slog.Logger, seen *watches.Watches, reader
 
 // removeServices takes back what a service proxy with that data directory left in
 // the kernel.
-func removeServices(dir dataDir, nodeAddr string) error {
+func removeServices(dir nodedir.Dir, nodeAddr string) error {
 	tables, err := nft.OpenTables()
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func removeServices(dir dataDir, nodeAddr string) error {
 		return err
 	}
 	addr, _ := netip.ParseAddr(nodeAddr) // only needed where something is announced
-	announcer, err := announce.Open(announce.Config{Node: addr, File: dir.path("announced.json")})
+	announcer, err := announce.Open(announce.Config{Node: addr, File: dir.Path("announced.json")})
 	if err != nil {
 		return err
 	}

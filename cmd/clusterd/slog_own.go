@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/clusterd/clusterd/agent/nodelog"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // ownLog is the file of this program's own log, from which the node's logs are
@@ -14,7 +15,7 @@ func (c *Config) ownLog() string {
 	if os.Getenv("JOURNAL_STREAM") != "" || !c.NodeLogs { // systemd sets it
 		return ""
 	}
-	return dataDir(c.Data).path("log", nodelog.Service+".log")
+	return nodedir.Dir(c.Data).Path("log", nodelog.Service+".log")
 }
 
 // withOwnLog also writes to the file what is written to w. That the file cannot

@@ -17,6 +17,7 @@ import (
 	"github.com/clusterd/clusterd/agent"
 	"github.com/clusterd/clusterd/agent/image"
 	"github.com/clusterd/clusterd/agent/podnetwork"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
 // Defaults of `clusterd standalone`.
@@ -60,7 +61,7 @@ The node's API is served on the socket agent.sock in the data directory.`,
 			if err != nil {
 				return err
 			}
-			if dataDir(cfg.Data).member() {
+			if nodedir.Dir(cfg.Data).Member() {
 				return fmt.Errorf("--data %s: this is a cluster's node, whose static pods `clusterd run` runs; choose another directory", cfg.Data)
 			}
 			return standalone(cmd.Context(), cfg, cidr, archives, once)
@@ -102,8 +103,8 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	if err != nil {
 		return err
 	}
-	dir := dataDir(cfg.Data)
-	lock, err := dir.lock()
+	dir := nodedir.Dir(cfg.Data)
+	lock, err := dir.Lock()
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 			return fmt.Errorf("--image %s: %w", path, err)
 		}
 	}
-	if err := dir.noteHostFolders(cfg); err != nil {
+	if err := noteHostDirs(dir, cfg); err != nil {
 		return fmt.Errorf("record the folders that this node uses: %w", err)
 	}
 	containers, err := startRuntime(ctx, cfg, room(log, "runtime"))
@@ -127,7 +128,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	defer containers.Close()
 	nodeIPs := cfg.nodeIPs(log)
 	network, err := podnetwork.New(podnetwork.Config{
-		NodeName: cfg.Name, NodeIPs: nodeIPs, PodCIDR: podCIDR, Dir: dir.path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
+		NodeName: cfg.Name, NodeIPs: nodeIPs, PodCIDR: podCIDR, Dir: dir.Path("network"), Ready: readyNetworks, Logger: room(log, "netsetup"),
 	})
 	if err != nil {
 		return fmt.Errorf("open the pod network: %w", err)
@@ -169,7 +170,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	if err != nil {
 		return err
 	}
-	socket := dir.path("agent.sock")
+	socket := dir.Path("agent.sock")
 	_ = os.Remove(socket) // of a run that was killed; the lock says that none lives
 	ln, err := net.Listen("unix", socket)
 	if err != nil {

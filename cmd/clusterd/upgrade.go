@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 	"github.com/clusterd/clusterd/member/releases"
 	"github.com/clusterd/clusterd/member/upgrade"
 )
@@ -322,7 +323,7 @@ func startOnTrial(args []string, log io.Writer) error {
 	if err != nil {
 		return nil // there will be no node, and the command says why
 	}
-	for deadline := time.Now().Add(lockTimeout); dataDir(data).held(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(nodedir.LockTimeout); nodedir.Dir(data).Held(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			return nil // a node runs there, as the command will say: this is no start of it
 		}
@@ -417,7 +418,7 @@ func upgradeGuardCommand() *cobra.Command {
 			if ready {
 				watching = releases.Ready
 			}
-			place := releases.Place{Exe: exe, State: dataDir(data).path("upgrade")}
+			place := releases.Place{Exe: exe, State: nodedir.Dir(data).Path("upgrade")}
 			start, args, err := place.Guard(pid, watching, cmd.ErrOrStderr())
 			if err != nil || !start {
 				return err

@@ -1,6 +1,7 @@
 // Package clock finds out whether this machine's wall clock is right: by those of the
 // cluster's servers, and by what is older than any moment in which the program can run.
-// It asks no server itself and sets no clock.
+// Judge decides, Watch looks when it is time, Yield hands leadership over while the clock
+// is wrong. It sets no clock.
 package clock
 
 import (

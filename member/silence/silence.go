@@ -1,5 +1,6 @@
-// Package silence tracks the heartbeats of nodes and returns those to suspect. It holds
-// values and no clock.
+// Package silence finds the nodes that have given no sign of life for too long. Tracker, which
+// holds values and no clock, decides; Suspects feeds it on the leader, and asks other
+// servers before a node is given up.
 package silence
 
 import "time"

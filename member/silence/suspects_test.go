@@ -1,8 +1,8 @@
-package main
+package silence
 
 import (
 	"context"
-	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,7 +10,6 @@ import (
 	"github.com/clusterd/clusterd/gossip"
 	"github.com/clusterd/clusterd/member/join"
 	"github.com/clusterd/clusterd/member/pki"
-	"github.com/clusterd/clusterd/member/tunnel"
 )
 
 // company is what gossip knows; join adds a member.
@@ -29,27 +28,34 @@ func (c *company) change(joined ...gossip.Member) {
 	close(old)
 }
 
+// awaited are ids of agents that have had no time to connect yet.
+type awaited []string
+
+func (a awaited) Awaits(id string) bool                { return slices.Contains(a, id) }
+func (a awaited) Probe(context.Context, chan<- string) {}
+
 // TestExcused: an answer to a heartbeat that came while a server was asked is one, an
 // older one is none, and an agent has none to give.
 func TestExcused(t *testing.T) {
 	began := time.Now()
 	records := map[string]join.Record{
-		"busy": {ID: "1"}, "silent": {ID: "2"}, "unheard": {ID: "3"}, "agent": {ID: "4", Role: pki.Agent},
+		"busy": {ID: "1"}, "silent": {ID: "2"}, "unheard": {ID: "3"}, "agent": {ID: "4", Role: pki.Agent}, "silent agent": {ID: "5", Role: pki.Agent},
 	}
-	s := &suspects{
-		peers: &peers{agents: tunnel.NewHub(slog.New(slog.DiscardHandler)), record: func(name string) (join.Record, error) {
+	s := NewSuspects(Sources{
+		Agents: awaited{"4"},
+		Record: func(name string) (join.Record, error) {
 			if rec, ok := records[name]; ok {
 				return rec, nil
 			}
 			return join.Record{}, join.ErrNotMember
-		}},
-		answered: func() map[string]time.Time {
+		},
+		Answered: func() map[string]time.Time {
 			return map[string]time.Time{"1": began.Add(time.Millisecond), "2": began, "": began.Add(time.Hour)}
 		},
-	}
+	})
 	for node, want := range map[string]bool{
-		"busy": true, "silent": false, "unheard": false, "nobody": false,
-		"agent": true, // the hub began not long ago, and the agent has not connected yet
+		"busy": true, "silent": false, "unheard": false, "unknown": false, "silent agent": false,
+		"agent": true, // it has not connected yet
 	} {
 		if got := s.excused(node, began); got != want {
 			t.Errorf("%s: %v, want %v", node, got, want)

@@ -1,4 +1,4 @@
-package main
+package nodedir
 
 import (
 	"errors"
@@ -9,16 +9,16 @@ import (
 // TestLockOutlivesItsHolderShortly: a clusterd that was killed and is started
 // at once may find that its lock is still held for a moment.
 func TestLockOutlivesItsHolderShortly(t *testing.T) {
-	dir := dataDir(t.TempDir())
-	held, err := dir.lock()
+	dir := Dir(t.TempDir())
+	held, err := dir.Lock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := dir.lock(); !errors.Is(err, errInUse) {
+	if _, err := dir.Lock(); !errors.Is(err, ErrInUse) {
 		t.Fatalf("a lock that is held: %v", err)
 	}
-	time.AfterFunc(lockTimeout/10, func() { held.Close() })
-	again, err := dir.lock()
+	time.AfterFunc(LockTimeout/10, func() { held.Close() })
+	again, err := dir.Lock()
 	if err != nil {
 		t.Fatal(err)
 	}

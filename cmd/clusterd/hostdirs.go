@@ -7,21 +7,23 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+
+	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
 )
 
-// hostFolders are directories outside of the data directory in which this node has worked,
+// hostDirs are directories outside of the data directory in which this node has worked,
 // as the flags of `clusterd run` named them: a reset has other flags.
-type hostFolders struct {
+type hostDirs struct {
 	KubeletRoots []string `json:"kubeletRoots,omitempty"`
 	LogLinks     []string `json:"logLinks,omitempty"` // to containers' logs and to pods' log directories
 }
 
-const hostFoldersFile = "host-folders.json"
+const hostDirsFile = "host-folders.json"
 
-// readHostFolders returns none where nothing was recorded.
-func (d dataDir) readHostFolders() (hostFolders, error) {
-	var f hostFolders
-	b, err := os.ReadFile(d.path(hostFoldersFile))
+// readHostDirs returns none where nothing was recorded.
+func readHostDirs(d nodedir.Dir) (hostDirs, error) {
+	var f hostDirs
+	b, err := os.ReadFile(d.Path(hostDirsFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return f, nil
 	}
@@ -29,17 +31,17 @@ func (d dataDir) readHostFolders() (hostFolders, error) {
 		err = json.Unmarshal(b, &f)
 	}
 	if err != nil {
-		return hostFolders{}, fmt.Errorf("%s: %w", d.path(hostFoldersFile), err)
+		return hostDirs{}, fmt.Errorf("%s: %w", d.Path(hostDirsFile), err)
 	}
 	return f, nil
 }
 
-// noteHostFolders records the directories of this configuration before anything is made
+// noteHostDirs records the directories of this configuration before anything is made
 // in them. Those of earlier ones stay recorded.
-func (d dataDir) noteHostFolders(cfg Config) error {
-	had, err := d.readHostFolders()
+func noteHostDirs(d nodedir.Dir, cfg Config) error {
+	had, err := readHostDirs(d)
 	if err != nil {
-		had = hostFolders{} // a reset cannot read it either
+		had = hostDirs{} // a reset cannot read it either
 	}
 	f := had.with(cfg)
 	if err == nil && slices.Equal(f.KubeletRoots, had.KubeletRoots) && slices.Equal(f.LogLinks, had.LogLinks) {
@@ -49,16 +51,16 @@ func (d dataDir) noteHostFolders(cfg Config) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(d.path(hostFoldersFile), append(b, '\n'), 0o600)
+	return nodedir.WriteFile(d.Path(hostDirsFile), append(b, '\n'), 0o600)
 }
 
 // with adds a configuration's directories.
-func (f hostFolders) with(cfg Config) hostFolders {
+func (f hostDirs) with(cfg Config) hostDirs {
 	add := func(list []string, path string) []string {
 		if path == "" || slices.Contains(list, path) {
 			return list
 		}
 		return append(slices.Clone(list), path)
 	}
-	return hostFolders{add(f.KubeletRoots, cfg.KubeletRoot), add(add(f.LogLinks, cfg.LogLinks), cfg.PodLogLinks)}
+	return hostDirs{add(f.KubeletRoots, cfg.KubeletRoot), add(add(f.LogLinks, cfg.LogLinks), cfg.PodLogLinks)}
 }
