@@ -32,6 +32,7 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/ingress/route"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -267,6 +268,8 @@ func TestRun(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	tables, ended := make(chan *route.Table, 100), make(chan error, 1)
 	custom := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), listKinds)
+	schedtest.SeeAll(&client.Fake, client.Tracker())
+	schedtest.SeeAll(&custom.Fake, custom.Tracker())
 	of := func(resource string) schema.GroupVersionResource {
 		return schema.GroupVersionResource{Group: gateway.Group, Version: "v1", Resource: resource}
 	}

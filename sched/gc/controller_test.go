@@ -147,6 +147,21 @@ func newSharingWorld(t *testing.T, shared Shared, objects ...*metav1.PartialObje
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
+	// What goes between an informer's list and its watch the fake tells nobody.
+	schedtest.Eventually(t, func() string {
+		watched := map[string]bool{"pods": shared != nil}
+		for _, action := range w.client.Actions() {
+			if action.GetVerb() == "watch" {
+				watched[action.GetResource().Resource] = true
+			}
+		}
+		for _, resource := range []string{"pods", "nodes", "replicasets", "deployments"} {
+			if !watched[resource] {
+				return resource + " are not watched"
+			}
+		}
+		return ""
+	})
 	return w
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/clusterd/clusterd/apis/core"
 	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -106,6 +107,7 @@ func TestWhatIsMadeIsValid(t *testing.T) {
 // TestLoop: the Service is made, and comes back.
 func TestLoop(t *testing.T) {
 	client := fake.NewClientset()
+	schedtest.SeeAll(&client.Fake, client.Tracker())
 	ctx, cancel := context.WithCancel(t.Context())
 	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
 	l := New(env, addrs)
