@@ -438,7 +438,7 @@ func TestMultiDivergence(t *testing.T) {
 // raft itself would end the process with a stack trace.
 func TestMultiVoteCannotBeWritten(t *testing.T) {
 	t.Parallel()
-	c := raftstoretest.New(t, 3, nil)
+	c := raftstoretest.New(t, 3, raftstoretest.Steady) // it stays a follower until its leader is killed
 	s := c.Follower()
 	id := s.Status().ID
 	raftstore.BreakVote(s)
