@@ -20,7 +20,7 @@ var (
 // that time. Without it the machine may be busier than the timeouts allow for:
 // then one quiet try of some is enough.
 func TestCalm(t *testing.T) {
-	tries, window, load := 5, 4*time.Second, 2
+	tries, window, load := 30, 4*time.Second, 2
 	if *calmFor != 0 {
 		tries, window, load = 1, *calmFor, *calmLoad
 	}

@@ -442,7 +442,15 @@ func TestMultiVoteCannotBeWritten(t *testing.T) {
 	s := c.Follower()
 	id := s.Status().ID
 	raftstore.BreakVote(s)
-	c.Kill(c.LeaderID())
+	c.Wait("the leader, another one, to be killed", func() bool {
+		leader := c.LeaderID()
+		if leader == id { // by an election just before
+			_ = s.TransferLeadership(testContext(t))
+			return false
+		}
+		c.Kill(leader)
+		return true
+	})
 	ctx, cancel := context.WithTimeout(context.Background(), raftstoretest.Timeout)
 	defer cancel()
 	select {

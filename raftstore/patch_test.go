@@ -96,7 +96,8 @@ func TestMultiPatches(t *testing.T) {
 	}
 	c.Stop("n1")
 	for n := range 50 {
-		renew(t, ctx, c.Leader(), "/leases/n0", 500+n)
+		// A leader may have changed, and the next one is behind for a moment.
+		c.Wait("a renewal", func() bool { return renew(t, ctx, c.Leader(), "/leases/n0", 500+n).Succeeded })
 	}
 	c.Start("n1") // by log or by snapshot
 	for _, id := range c.IDs() {
@@ -246,7 +247,7 @@ func TestMultiMayWait(t *testing.T) {
 		cfg.MayWait = func(origin, key []byte) bool {
 			return strings.HasPrefix(string(key), "/leases/") && strings.HasPrefix(string(origin), "system:node:")
 		}
-		cfg.MayWaitFor = 300 * time.Millisecond
+		cfg.MayWaitFor = time.Second // a busy machine needs a while to bring them all
 		cfg.Events.Committed = func(commands, bytes int, _ time.Duration) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -279,6 +280,7 @@ func TestMultiMayWait(t *testing.T) {
 		t.Errorf("%d commands in %d entries, at most %d", commands, n, most)
 	}
 	// A leader that is lost takes none with it.
+	c.Agree() // the comparison is of what the follower holds
 	follower := c.Follower()
 	done := make(chan mvcc.TxnResult, 1)
 	go func() { done <- renew(t, ctx, follower, "/leases/0", 100) }()

@@ -88,6 +88,18 @@ func define(t *testing.T, config *rest.Config, manifest string) *apiextensionsv1
 	if err != nil {
 		t.Fatalf("%s is not established: %v\n%+v", definition.Name, err, last.Status)
 	}
+	// What serves the kind reads of it a moment later.
+	served := must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(config))
+	for _, version := range definition.Spec.Versions {
+		if !version.Served {
+			continue
+		}
+		resource := schema.GroupVersionResource{Group: definition.Spec.Group, Version: version.Name, Resource: definition.Spec.Names.Plural}
+		comesTrue(t, resource.String()+" to be served", func(ctx context.Context) bool {
+			_, err := served.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1})
+			return err == nil
+		})
+	}
 	return last
 }
 

@@ -54,7 +54,8 @@ func TestHeldFairly(t *testing.T) {
 	b := newBodies(q, 3<<20, time.Hour)
 	b.users.size, b.users.least, b.users.spare = 1024*kib, 32*kib, 512*kib
 	b.cluster.size = 256 * kib
-	var refused atomic.Int64
+	// A request that was refused gives back what it holds before it has ended.
+	var refused, ended atomic.Int64
 	send := func(who user.Info, resource bool, body io.Reader, length int64) *incoming {
 		in := &incoming{body: io.NopCloser(body), ctx: t.Context(), length: length, deadline: func(time.Time) error { return errors.ErrUnsupported }}
 		in.rest = in.body
@@ -79,18 +80,19 @@ func TestHeldFairly(t *testing.T) {
 				all.Go(func() {
 					body, n := text(8 * kib)
 					send(tenant(i, j), true, body, n)
+					ended.Add(1)
 				})
 			}
 		}
 	}
-	for refused.Load()+q.waiting.Load() < 4*accounts*each {
+	for ended.Load()+q.waiting.Load() < 4*accounts*each {
 		time.Sleep(time.Millisecond)
 	}
 	t.Logf("%d wait, %d refused", q.waiting.Load(), refused.Load())
 	if q.waiting.Load() == 0 || refused.Load() == 0 {
 		t.Error("nothing waits, or nothing was refused")
 	}
-	b.mu.Lock() // who was refused gives back what it holds after that is counted
+	b.mu.Lock()
 	held := b.users.held
 	b.mu.Unlock()
 	if held > b.users.size {
@@ -109,14 +111,15 @@ func TestHeldFairly(t *testing.T) {
 	// Of sixteen more each holds what it can, and there is something for the next.
 	for i := 6; i < 22; i++ {
 		floods[tenant(i, 0).Name] = true
-		before := refused.Load() + q.waiting.Load()
+		before := ended.Load() + q.waiting.Load()
 		for range each {
 			all.Go(func() {
 				body, n := text(8 * kib)
 				send(tenant(i, 0), true, body, n)
+				ended.Add(1)
 			})
 		}
-		for refused.Load()+q.waiting.Load() < before+each {
+		for ended.Load()+q.waiting.Load() < before+each {
 			time.Sleep(time.Millisecond)
 		}
 	}

@@ -72,7 +72,7 @@ plugins:
 		t.Errorf("a wrong configuration: %v", err)
 	}
 
-	s := servertest.Start(t, func(c *server.Config) { c.Admission = set("") })
+	s := servertest.Start(t, func(c *server.Config) { c.Admission = set(", denyTTL: 1800") })
 	pods := s.Client.CoreV1().Pods("default")
 	create := func(name, image string) (*corev1.Pod, error) {
 		p := pod(name)

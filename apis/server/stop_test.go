@@ -54,7 +54,7 @@ func TestStopCancelsOwnRequests(t *testing.T) {
 		}
 		began = time.Now()
 	})
-	if took := time.Since(began); took > 25*time.Second {
+	if took := time.Since(began); took > 45*time.Second { // the write may wait for a minute
 		t.Errorf("it took %s to stop", took)
 	}
 	if err := <-answered; err == nil {

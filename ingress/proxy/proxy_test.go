@@ -20,13 +20,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/ingress/route"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // kit is a proxy that serves on two ports of the loopback.
 type kit struct {
@@ -181,8 +181,8 @@ func TestWhatTheBackendIsTold(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, "both requests are counted", func() bool { // which is done after the answer
-		return testutil.ToFloat64(k.metrics.requests.WithLabelValues("shop", "web", "200")) == 2
+	eventually(t, "both requests are counted and logged", func() bool { // which is done after the answer
+		return testutil.ToFloat64(k.metrics.requests.WithLabelValues("shop", "web", "200")) == 2 && strings.Count(k.log.String(), "\n") == 2
 	})
 	line, _, _ := strings.Cut(k.log.String(), "\n")
 	for _, want := range []string{`"host":"a.example"`, `"path":"/x%2Fy/;z"`, `"status":200`, `"ingress":"shop/web"`, `"endpoint":"` + echo.String(), `"id":"one"`} {
@@ -284,7 +284,7 @@ func TestABackendDies(t *testing.T) {
 // TestAgain: a request that does no harm is sent to each other endpoint when one ends
 // the connection, and to none when one takes too long: it is at work there.
 func TestAgain(t *testing.T) {
-	k := newKit(t, Config{ResponseTimeout: 50 * time.Millisecond})
+	k, hasty := newKit(t, Config{}), newKit(t, Config{ResponseTimeout: time.Second})
 	var mu sync.Mutex
 	seen := map[string]int{}
 	over := make(chan struct{})
@@ -303,10 +303,15 @@ func TestAgain(t *testing.T) {
 	if code, body, _ := k.ask("GET", "http://a.example/", ""); code != 502 {
 		t.Errorf("%d %s", code, body)
 	}
-	k.rules(route.Rule{Backend: to("a/b:80", serve("slow 1", slow), serve("slow 2", slow))})
-	if code, body, _ := k.ask("GET", "http://a.example/", ""); code != 504 {
+	hasty.rules(route.Rule{Backend: to("a/b:80", serve("slow 1", slow), serve("slow 2", slow))})
+	if code, body, _ := hasty.ask("GET", "http://a.example/", ""); code != 504 {
 		t.Errorf("%d %s", code, body)
 	}
+	eventually(t, "a slow endpoint has been asked", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return seen["slow 1"]+seen["slow 2"] > 0
+	})
 	mu.Lock()
 	defer mu.Unlock()
 	if seen["rude 1"] != 1 || seen["rude 2"] != 1 || seen["rude 3"] != 1 || seen["slow 1"]+seen["slow 2"] != 1 {

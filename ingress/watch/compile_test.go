@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -32,9 +31,11 @@ import (
 	"github.com/clusterd/clusterd/apis/names"
 	"github.com/clusterd/clusterd/ingress/kinds"
 	"github.com/clusterd/clusterd/ingress/route"
+	"github.com/clusterd/clusterd/leaktest"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func class(name, controller string) *networkingv1.IngressClass {
 	return &networkingv1.IngressClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.IngressClassSpec{Controller: controller}}
@@ -267,6 +268,8 @@ func TestRun(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	tables, ended := make(chan *route.Table, 100), make(chan error, 1)
 	custom := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), listKinds)
+	schedtest.SeeAll(&client.Fake, client.Tracker())
+	schedtest.SeeAll(&custom.Fake, custom.Tracker())
 	of := func(resource string) schema.GroupVersionResource {
 		return schema.GroupVersionResource{Group: gateway.Group, Version: "v1", Resource: resource}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/clusterd/clusterd/raftstore/peer"
@@ -34,49 +35,51 @@ func (f *fakeMembers) Call(id string, kind byte, _ []byte, reply peer.ReplyFunc)
 }
 
 func TestAll(t *testing.T) {
-	ctx := context.Background()
-	m := &fakeMembers{newest: map[string]uint64{"a": 5, "b": 6, "old": 0, "four": 4}, asked: make(map[string]int)}
-	k := New(m)
-	k.timeout = time.Millisecond
-	for _, tc := range []struct {
-		what string
-		ids  []string
-		want bool
-	}{
-		{"no other member", nil, true},
-		{"all new", []string{"a", "b"}, true},
-		{"one older than the question", []string{"a", "old"}, false},
-		{"one that knows less", []string{"a", "four"}, false},
-		{"one that does not answer", []string{"a", "away"}, false},
-		{"all new, again", []string{"a", "b"}, true},
-		{"older, again", []string{"a", "old", "four", "away"}, false},
-	} {
-		if got := k.All(ctx, tc.ids, 5); got != tc.want {
-			t.Errorf("%s: %t", tc.what, got)
+	// A deadline that has passed beside an answer that has come would be drawn for.
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		m := &fakeMembers{newest: map[string]uint64{"a": 5, "b": 6, "old": 0, "four": 4}, asked: make(map[string]int)}
+		k := New(m)
+		for _, tc := range []struct {
+			what string
+			ids  []string
+			want bool
+		}{
+			{"no other member", nil, true},
+			{"all new", []string{"a", "b"}, true},
+			{"one older than the question", []string{"a", "old"}, false},
+			{"one that knows less", []string{"a", "four"}, false},
+			{"one that does not answer", []string{"a", "away"}, false},
+			{"all new, again", []string{"a", "b"}, true},
+			{"older, again", []string{"a", "old", "four", "away"}, false},
+		} {
+			if got := k.All(ctx, tc.ids, 5); got != tc.want {
+				t.Errorf("%s: %t", tc.what, got)
+			}
 		}
-	}
-	for id, n := range m.asked {
-		if n != 1 {
-			t.Errorf("%s was asked %d times", id, n)
+		for id, n := range m.asked {
+			if n != 1 {
+				t.Errorf("%s was asked %d times", id, n)
+			}
 		}
-	}
 
-	// A number above what was said before is asked for again.
-	m.newest["a"] = 7
-	if k.All(ctx, []string{"a"}, 8) || !k.All(ctx, []string{"a"}, 7) || m.asked["a"] != 2 {
-		t.Errorf("a was asked %d times", m.asked["a"])
-	}
-	// An answer that comes late counts.
-	m.late[0](peer.Frame{Kind: peer.KindNumber, Body: peer.NumberBody(5)}, true, nil)
-	if !k.All(ctx, []string{"away"}, 5) {
-		t.Error("an answer came too late to count")
-	}
-	// A member that was older is asked again after the pause.
-	k.quiet["old"] = time.Now().Add(-time.Second)
-	m.newest["old"] = 5
-	if !k.All(ctx, []string{"old"}, 5) {
-		t.Error("a renewed member was not asked again")
-	}
+		// A number above what was said before is asked for again.
+		m.newest["a"] = 7
+		if k.All(ctx, []string{"a"}, 8) || !k.All(ctx, []string{"a"}, 7) || m.asked["a"] != 2 {
+			t.Errorf("a was asked %d times", m.asked["a"])
+		}
+		// An answer that comes late counts.
+		m.late[0](peer.Frame{Kind: peer.KindNumber, Body: peer.NumberBody(5)}, true, nil)
+		if !k.All(ctx, []string{"away"}, 5) {
+			t.Error("an answer came too late to count")
+		}
+		// A member that was older is asked again after the pause.
+		time.Sleep(pause)
+		m.newest["old"] = 5
+		if !k.All(ctx, []string{"old"}, 5) {
+			t.Error("a renewed member was not asked again")
+		}
+	})
 }
 
 func TestAllLostStream(t *testing.T) {

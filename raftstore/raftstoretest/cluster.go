@@ -2,6 +2,7 @@ package raftstoretest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -74,9 +75,14 @@ func New(t testing.TB, n int, config func(*raftstore.Config)) *Cluster {
 			}
 			continue
 		}
-		if err := c.Store("n0").AddVoter(ctx, id); err != nil {
-			t.Fatalf("add %s: %v", id, err)
-		}
+		// A change can be repeated, and a short LeaderWait is shorter than a busy machine.
+		c.Wait(id+" to be added", func() bool {
+			err := c.Store("n0").AddVoter(ctx, id)
+			if err != nil && !errors.Is(err, raftstore.ErrNoLeader) {
+				t.Fatalf("add %s: %v", id, err)
+			}
+			return err == nil
+		})
 	}
 	for _, id := range c.ids {
 		c.Wait(id+" knows a leader and all members", func() bool {

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,11 +25,12 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/sched/loop"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // client serves pods, replicasets, deployments and nodes; the group of
 // widgets does not answer.
@@ -147,6 +147,21 @@ func newSharingWorld(t *testing.T, shared Shared, objects ...*metav1.PartialObje
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
+	// What goes between an informer's list and its watch the fake tells nobody.
+	schedtest.Eventually(t, func() string {
+		watched := map[string]bool{"pods": shared != nil}
+		for _, action := range w.client.Actions() {
+			if action.GetVerb() == "watch" {
+				watched[action.GetResource().Resource] = true
+			}
+		}
+		for _, resource := range []string{"pods", "nodes", "replicasets", "deployments"} {
+			if !watched[resource] {
+				return resource + " are not watched"
+			}
+		}
+		return ""
+	})
 	return w
 }
 

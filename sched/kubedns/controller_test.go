@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -16,10 +15,12 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/clusterd/clusterd/apis/core"
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var (
 	address = netip.MustParseAddr("10.96.0.10")
@@ -106,6 +107,7 @@ func TestWhatIsMadeIsValid(t *testing.T) {
 // TestLoop: the Service is made, and comes back.
 func TestLoop(t *testing.T) {
 	client := fake.NewClientset()
+	schedtest.SeeAll(&client.Fake, client.Tracker())
 	ctx, cancel := context.WithCancel(t.Context())
 	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
 	l := New(env, addrs)

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,13 +17,15 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/sched/loop"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestCountedAgain: what admission counted for requests that failed afterwards is
 // taken back, though no object changes.
@@ -31,6 +33,7 @@ func TestCountedAgain(t *testing.T) {
 	hard := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("5")}
 	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "few", ResourceVersion: "1"}, Spec: corev1.ResourceQuotaSpec{Hard: hard}}
 	client := fake.NewSimpleClientset(quota, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p"}})
+	schedtest.SeeAll(&client.Fake, client.Tracker())
 	clock := clocktesting.NewFakeClock(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
 	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock), Clock: clock}
 	l := New(env, nil)
@@ -90,52 +93,50 @@ func TestWhatGoesIsTakenOff(t *testing.T) {
 	}
 	pod := schedtest.Pod("p").CPU("2").Obj()
 	pod.Namespace = "ns"
-	client := fake.NewSimpleClientset(quota, claim("a"), claim("b"), pod)
-	clock := clocktesting.NewFakeClock(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC))
-	env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock), Clock: clock}
-	l := New(env, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	env.Informers.StartWithContext(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- l.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		env.Informers.Shutdown()
-	})
-	before := clock.Now()
-	used := func(name corev1.ResourceName, want int64) {
-		t.Helper()
-		schedtest.Eventually(t, func() string {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewSimpleClientset(quota, claim("a"), claim("b"), pod)
+		env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
+		l := New(env, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		env.Informers.StartWithContext(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- l.Run(ctx) }()
+		defer func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			env.Informers.Shutdown()
+		}()
+		began := time.Now() // the bubble's clock
+		used := func(name corev1.ResourceName, want int64) {
+			t.Helper()
+			time.Sleep(2 * settled)
 			q, err := client.CoreV1().ResourceQuotas("ns").Get(ctx, "few", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if got, ok := q.Status.Used[name]; !ok || got.Value() != want {
-				if clock.Since(before) < recount-2*settled { // not by a recount that was due anyway
-					clock.Step(settled / 4)
-				}
-				return fmt.Sprintf("%s of %s are used, want %d", got.String(), name, want)
+				t.Fatalf("%s of %s are used, want %d", got.String(), name, want)
 			}
-			return ""
-		})
-	}
-	used(gpus, 4)
-	used(corev1.ResourceRequestsCPU, 2)
-	if err := client.ResourceV1().ResourceClaims("ns").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	used(gpus, 2)
-	before = clock.Now()
-	smaller := pod.DeepCopy()
-	smaller.Generation++
-	smaller.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("1")
-	if _, err := client.CoreV1().Pods("ns").Update(ctx, smaller, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	used(corev1.ResourceRequestsCPU, 1)
+		}
+		used(gpus, 4)
+		used(corev1.ResourceRequestsCPU, 2)
+		if err := client.ResourceV1().ResourceClaims("ns").Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		used(gpus, 2)
+		smaller := pod.DeepCopy()
+		smaller.Generation++
+		smaller.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = resource.MustParse("1")
+		if _, err := client.CoreV1().Pods("ns").Update(ctx, smaller, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		used(corev1.ResourceRequestsCPU, 1)
+		if took := time.Since(began); took >= recount {
+			t.Errorf("after %v a recount was due anyway", took)
+		}
+	})
 }
 
 // TestVersion: a kind is counted in a version that serves it; that it cannot be told is

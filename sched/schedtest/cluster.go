@@ -54,6 +54,7 @@ func New(t testing.TB, objects ...runtime.Object) *Cluster {
 			t.Fatalf("add %T: %v", obj, err)
 		}
 	}
+	SeeAll(&c.Client.Fake, c.Client.Tracker())
 	c.Client.PrependReactor("create", "*", c.create)
 	c.Client.PrependReactor("update", "*", c.update)
 	c.Client.PrependReactor("patch", "*", c.patch)

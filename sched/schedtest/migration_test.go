@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/yaml"
 
 	"github.com/clusterd/clusterd/apis/server"
@@ -114,13 +115,15 @@ func TestStorageMigration(t *testing.T) {
 
 	// The storage version changes, and so does the key.
 	update := func(change func(d *unstructured.Unstructured)) error {
-		d, err := definitions.Get(ctx, "spoons.kitchen.example.com", metav1.GetOptions{})
-		if err != nil {
+		return retry.RetryOnConflict(retry.DefaultBackoff, func() error { // its status is written meanwhile
+			d, err := definitions.Get(ctx, "spoons.kitchen.example.com", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			change(d)
+			_, err = definitions.Update(ctx, d, metav1.UpdateOptions{})
 			return err
-		}
-		change(d)
-		_, err = definitions.Update(ctx, d, metav1.UpdateOptions{})
-		return err
+		})
 	}
 	if err := update(func(d *unstructured.Unstructured) {
 		d.Object["spec"] = read(fmt.Sprintf(spoons, false, true)).Object["spec"]

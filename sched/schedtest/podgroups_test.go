@@ -79,6 +79,18 @@ func (l *line) until(group string, bound int, status metav1.ConditionStatus, mes
 	})
 }
 
+// wait waits until a pod of the group says why it has no node, which is written after
+// what the group says.
+func (l *line) wait(group, because string) {
+	l.t.Helper()
+	schedtest.Eventually(l.t, func() string {
+		if _, why := l.bound(group); !strings.Contains(why, because) {
+			return fmt.Sprintf("the pods of %s wait because %q", group, why)
+		}
+		return ""
+	})
+}
+
 // TestPodGroups: gangs on three nodes of four CPUs, with the real API server. Pods
 // that come piece by piece wait for the rest and say so; of two gangs that both want
 // most of the cluster one runs, the other holds nothing and says why; it comes when
@@ -90,18 +102,14 @@ func TestPodGroups(t *testing.T) {
 	l.gang("one", 4, nil)
 	l.members("one", 0, 2, "2")
 	l.until("one", 0, metav1.ConditionFalse, `2 of the 4 pods that PodGroup "one" needs at the same time are there`)
-	if _, why := l.bound("one"); !strings.Contains(why, "2 of the 4 pods") {
-		t.Errorf("its pods wait because %q", why)
-	}
+	l.wait("one", "2 of the 4 pods")
 	l.members("one", 2, 4, "2")
 	l.until("one", 4, metav1.ConditionTrue, "4 pods have nodes")
 
 	l.gang("two", 4, nil)
 	l.members("two", 0, 4, "2")
 	l.until("two", 0, metav1.ConditionFalse, "2 of 4 found one")
-	if _, why := l.bound("two"); !strings.Contains(why, "Insufficient cpu") {
-		t.Errorf("its pods wait because %q", why)
-	}
+	l.wait("two", "Insufficient cpu")
 	if err := l.client.CoreV1().Pods(ns).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "metadata.name!=two-0,metadata.name!=two-1,metadata.name!=two-2,metadata.name!=two-3"}); err != nil {
 		t.Fatal(err)
 	}

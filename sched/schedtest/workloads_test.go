@@ -68,9 +68,12 @@ func TestLineStatefulSet(t *testing.T) {
 	}
 	l.kubectl("scale", "statefulset/db", "--replicas=1")
 	l.images("app=db", map[string]string{"db-0": "v1"})
-	if out := l.kubectl("get", "sts,controllerrevisions"); !strings.Contains(out, "1/1") || !strings.Contains(out, "statefulset.apps/db") {
-		t.Errorf("tables:\n%s", out)
-	}
+	schedtest.Eventually(t, func() string { // the status follows the pods
+		if out := l.kubectl("get", "sts,controllerrevisions"); !strings.Contains(out, "1/1") || !strings.Contains(out, "statefulset.apps/db") {
+			return "tables:\n" + out
+		}
+		return ""
+	})
 	first, err := l.client.CoreV1().Pods(ns).Get(t.Context(), "db-0", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -139,9 +142,12 @@ func TestLineDaemonSet(t *testing.T) {
 	l.kubectl("cordon", "n3") // daemons belong to their node
 	l.kubectl("delete", "pod", "-l", "app=logs", "--wait=false")
 	on("v1", "n1", "n3")
-	if out := l.kubectl("get", "ds"); !strings.Contains(out, "2         2         2       2            2") {
-		t.Errorf("table:\n%s", out)
-	}
+	schedtest.Eventually(t, func() string { // the status follows the pods
+		if out := l.kubectl("get", "ds"); !strings.Contains(out, "2         2         2       2            2") {
+			return "table:\n" + out
+		}
+		return ""
+	})
 }
 
 // end makes the nodes' word of it that all running pods of the selector ended.

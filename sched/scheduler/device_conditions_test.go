@@ -154,8 +154,7 @@ func (x *conditional) shown(change func(*resourcev1.ResourceClaim)) {
 	x.s.onResourceClaim(claim, claim)
 }
 
-// waits fails the test if the pod does not say that it waits for its device, and
-// does so on the clock.
+// waits fails the test if the pod does not say that it waits for its device.
 func (x *conditional) waits() {
 	x.t.Helper()
 	for said := ""; !strings.Contains(said, "WaitForDevices"); {
@@ -167,16 +166,22 @@ func (x *conditional) waits() {
 			x.t.Fatal("it does not say that it waits")
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); !x.clock.HasWaiters(); {
+}
+
+// late lets so much time pass, again and again: it says that it waits before it sets
+// its timer.
+func (x *conditional) late(d time.Duration) error {
+	x.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		x.clock.Step(d)
 		select {
 		case err := <-x.done:
-			x.t.Fatalf("it does not wait: %v", err)
+			return err
 		default:
 		}
 		if time.Now().After(deadline) {
-			x.t.Fatal("it waits for nothing")
+			x.t.Fatal("it waits for ever")
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -212,12 +217,14 @@ func TestDeviceIsNotReady(t *testing.T) {
 			x.begin()
 			x.shown(func(*resourcev1.ResourceClaim) {})
 			x.waits()
+			var err error
 			if name == "broken" {
 				x.shown(func(claim *resourcev1.ResourceClaim) { says(claim, "x", nil, "Attached", "Broken") })
+				err = <-x.done
 			} else {
-				x.clock.Step(conditionTimeout)
+				err = x.late(conditionTimeout)
 			}
-			if err := <-x.done; !errors.Is(err, want) || !strings.Contains(err.Error(), "d/a/x of resourceclaim q") {
+			if !errors.Is(err, want) || !strings.Contains(err.Error(), "d/a/x of resourceclaim q") {
 				t.Fatalf("%v, want %v", err, want)
 			}
 			if c := x.live(); c.Status.Allocation != nil || len(c.Status.ReservedFor)+len(c.Status.Devices) != 0 {
@@ -250,8 +257,7 @@ func TestNextLeaderWaits(t *testing.T) {
 	x.s.onResourceClaim(claim, written)
 	x.begin()
 	x.waits()
-	x.clock.Step(time.Minute)
-	if err := <-x.done; !errors.Is(err, errDeviceLate) {
+	if err := x.late(time.Minute); !errors.Is(err, errDeviceLate) {
 		t.Fatal(err)
 	}
 }
