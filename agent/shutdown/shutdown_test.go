@@ -68,9 +68,9 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("logind waits for %s", d)
 	}
 	s.Prepare(true)
-	until(t, "the machine is down", g.Down)
-	if down, ended := p.told(); !slices.Equal(down, []bool{true}) || len(ended) > 0 {
-		t.Fatalf("before the pods are known: %v, %v", down, ended)
+	until(t, "the machine is down", func() bool { down, _ := p.told(); return g.Down() && slices.Equal(down, []bool{true}) })
+	if _, ended := p.told(); len(ended) > 0 {
+		t.Fatalf("before the pods are known: %v", ended)
 	}
 	close(p.seen)
 	until(t, "the first ones end", func() bool { _, ended := p.told(); return len(ended) == 2 })
