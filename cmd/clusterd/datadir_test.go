@@ -19,6 +19,11 @@ func TestLockOutlivesItsHolderShortly(t *testing.T) {
 	}
 	time.AfterFunc(lockTimeout/10, func() { held.Close() })
 	again, err := dir.lock()
+	for range 3 { // a busy machine may come late to close the first
+		if errors.Is(err, errInUse) {
+			again, err = dir.lock()
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
