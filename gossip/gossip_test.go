@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // memberlist's Shutdown does not wait for a probe that is under way; it ends by
 // itself within a few seconds.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+	leaktest.Main(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
 // node is a running Members on loopback, its streams over plain TCP.

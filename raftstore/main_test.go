@@ -3,10 +3,10 @@ package raftstore_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 func TestMain(m *testing.M) {
 	runMember()
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }

@@ -12,13 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"go.uber.org/goleak"
-
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/sched/internal/pods"
 	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // leader runs all loops until stop is called, which waits for their end.
 func leader(t *testing.T, c *schedtest.Cluster) (stop func()) {

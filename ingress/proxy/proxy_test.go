@@ -20,13 +20,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/ingress/route"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // kit is a proxy that serves on two ports of the loopback.
 type kit struct {

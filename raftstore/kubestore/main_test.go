@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // TestMain lets many tests run at once, because upstream's mostly sleep, and
@@ -14,7 +16,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m,
+	leaktest.Main(m,
 		// Waits out its three seconds after the cache has stopped.
 		goleak.IgnoreAnyFunction("k8s.io/apiserver/pkg/storage/cacher.(*watchCache).waitUntilFreshLocked.func2"))
 }

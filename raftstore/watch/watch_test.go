@@ -9,12 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 const testTimeout = 30 * time.Second
 

@@ -4,7 +4,7 @@ import "go.uber.org/goleak"
 
 // LeftRunning are the goroutines that the libraries below an API server leave
 // running after it has ended: what a test that starts one passes to
-// goleak.VerifyTestMain. Whether one of them is met depends on how long the
+// leaktest.Main. Whether one of them is met depends on how long the
 // test's last part takes, so every package names them all.
 func LeftRunning() []goleak.Option {
 	return []goleak.Option{
