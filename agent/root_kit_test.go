@@ -29,7 +29,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/vishvananda/netlink"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -51,6 +50,7 @@ import (
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/agent/shutdown"
 	"github.com/clusterd/clusterd/agent/users"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // Root tests run the agent over real containers, images and networks, below
@@ -62,7 +62,7 @@ var programs string // folder with podmon and app
 
 func TestMain(m *testing.M) {
 	if os.Getenv("CLUSTERD_ROOT") == "" || os.Geteuid() != 0 {
-		goleak.VerifyTestMain(m) // ends the process
+		leaktest.Main(m) // ends the process
 	}
 	if os.Getenv(inNamespace) == "" {
 		dir, err := os.MkdirTemp("", "agent-test")

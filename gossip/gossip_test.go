@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // memberlist's Shutdown does not wait for a probe that is under way; it ends by
 // itself within a few seconds.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+	leaktest.Main(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
 // node is a running Members on loopback, its streams over plain TCP.
@@ -52,22 +54,24 @@ func startLogging(t *testing.T, log slog.Handler, probe time.Duration, keys [][]
 		addr = netip.MustParseAddrPort("127.0.0.1:0")
 	}
 	var ln net.Listener
-	for range 50 { // the UDP port of the same number must be free too
+	// The UDP port of the same number must be free too, and a port of before may be
+	// another program's for a moment.
+	for deadline := time.Now().Add(60 * time.Second); ln == nil; {
 		l, err := net.Listen("tcp", addr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := l.Addr().(*net.TCPAddr).AddrPort()
-		u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(a))
 		if err == nil {
-			u.Close()
-			ln, addr = l, a
-			break
+			a := l.Addr().(*net.TCPAddr).AddrPort()
+			var u *net.UDPConn
+			if u, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(a)); err == nil {
+				u.Close()
+				ln, addr = l, a
+				break
+			}
+			l.Close()
 		}
-		l.Close()
-	}
-	if ln == nil {
-		t.Fatal("no port free for both TCP and UDP")
+		if time.Now().After(deadline) {
+			t.Fatalf("no port free for both TCP and UDP: %v", err)
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	barred := &sync.Map{}
 	m, err := New(Config{
@@ -127,6 +131,24 @@ func (n *node) wait(t *testing.T, id string, want ...State) Member {
 		case <-changed:
 		case <-deadline:
 			t.Fatalf("%s sees %s as %q, want one of %v", n.cfg.Meta.Name, id, mem.State, want)
+		}
+	}
+}
+
+// waitAt blocks until the member id is alive at addr as n sees it.
+func (n *node) waitAt(t *testing.T, id string, addr netip.AddrPort) {
+	t.Helper()
+	deadline := time.After(60 * time.Second)
+	for {
+		changed := n.Changed()
+		mem := n.wait(t, id, Alive)
+		if mem.Addr == addr {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			t.Fatalf("%s sees %s at %s, not at %s", n.cfg.Meta.Name, id, mem.Addr, addr)
 		}
 	}
 }
@@ -194,9 +216,7 @@ func TestMultiMembersMeetDieAndReturn(t *testing.T) {
 	// It comes back on another port, knowing only itself: the others find it
 	// by nothing but its own seeds, and know it by its key.
 	c2 := start(t, "id-c", "n3", none, b.addr)
-	if mem := a.wait(t, "id-c", Alive); mem.Addr != c2.addr {
-		t.Fatalf("n3 is back at %v, a has %v", c2.addr, mem.Addr)
-	}
+	a.waitAt(t, "id-c", c2.addr)
 }
 
 func TestMultiDeadMemberIsSoughtAgain(t *testing.T) {
@@ -225,18 +245,7 @@ func TestMultiQuickMoveIsBelievedSoon(t *testing.T) {
 	began := time.Now()
 	moved := startProbing(t, time.Second, "id-b", "n2", none, a.addr)
 	for _, n := range []*node{a, c} {
-		for {
-			changed := n.Changed()
-			mem := n.wait(t, "id-b", Alive)
-			if mem.Addr == moved.addr {
-				break
-			}
-			select {
-			case <-changed:
-			case <-time.After(60 * time.Second):
-				t.Fatalf("%s sees it at %s, not at %s", n.cfg.Meta.Name, mem.Addr, moved.addr)
-			}
-		}
+		n.waitAt(t, "id-b", moved.addr)
 	}
 	t.Logf("accepted after %s", time.Since(began).Round(time.Millisecond))
 }

@@ -1,6 +1,5 @@
-// Package leaktest is go.uber.org/goleak for busy machines: goleak gives up after less
-// than half a second, and a goroutine that was told to end may wait longer than that
-// for a processor.
+// Package leaktest is goleak for machines with much other work: what is about to end is
+// waited for.
 package leaktest
 
 import (
@@ -9,24 +8,42 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long goroutines may take to end after the last test.
+// patience is how long goroutines may take to end after the last test. goleak alone
+// waits for less than half a second in all.
 const patience = time.Minute
 
-// Main runs a package's tests and fails them if goroutines are left. It is for
-// TestMain, and does not return.
-func Main(m goleak.TestingM, ignore ...goleak.Option) {
-	goleak.VerifyTestMain(patient{m, ignore}, ignore...)
+// Main runs the tests of a package and ends the process. It fails if they have passed
+// and left goroutines running, those that are ignored aside. goleak.Cleanup is not among
+// the options that it takes.
+func Main(m goleak.TestingM, ignored ...goleak.Option) {
+	goleak.VerifyTestMain(Patient(m, ignored...), ignored...)
+}
+
+// Patient runs the tests of m, and then waits for the end of their goroutines.
+func Patient(m goleak.TestingM, ignored ...goleak.Option) goleak.TestingM {
+	return patient{m, ignored}
 }
 
 type patient struct {
 	goleak.TestingM
-	ignore []goleak.Option
+	ignored []goleak.Option
 }
 
-// Run implements goleak.TestingM.
+// Run returns the code of the tests.
 func (p patient) Run() int {
 	code := p.TestingM.Run()
-	for end := time.Now().Add(patience); code == 0 && goleak.Find(p.ignore...) != nil && time.Now().Before(end); {
+	if code == 0 {
+		_ = wait(patience, p.ignored...) // who called names what is left
 	}
 	return code
+}
+
+// wait returns nil once no goroutine is left, or what is left after that time.
+func wait(most time.Duration, ignored ...goleak.Option) error {
+	for end := time.Now().Add(most); ; {
+		err := goleak.Find(ignored...) // which looks, and waits, several times
+		if err == nil || !time.Now().Before(end) {
+			return err
+		}
+	}
 }

@@ -1,37 +1,53 @@
 package leaktest
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 )
 
-// program is one of tests that leaves a goroutine, for a while.
-type program struct {
-	code int
-	end  chan struct{}
-}
+func TestMain(m *testing.M) { Main(m) }
 
-func (p program) Run() int {
-	go func() { <-p.end }()
-	return p.code
-}
+// linger ends when it is told to.
+func linger(end <-chan struct{}) { <-end }
 
-// TestPatience: what ends later than goleak looks is waited for; a program that has
-// failed is not held up.
-func TestPatience(t *testing.T) {
+// TestWait: a goroutine that ends later than goleak waits for is no leak, and one that
+// stays is named.
+func TestWait(t *testing.T) {
 	end := make(chan struct{})
-	time.AfterFunc(2*time.Second, func() { close(end) })
-	if code := (patient{TestingM: program{0, end}}).Run(); code != 0 {
-		t.Errorf("it ended with %d", code)
-	}
-	if err := goleak.Find(); err != nil {
-		t.Error("not waited for:", err)
-	}
-	end = make(chan struct{})
 	defer close(end)
-	if code := (patient{TestingM: program{1, end}}).Run(); code != 1 {
-		t.Errorf("it ended with %d", code)
+	go linger(end)
+	if err := wait(0); err == nil || !strings.Contains(err.Error(), "linger") {
+		t.Errorf("one that stays: %v", err)
+	}
+	if err := wait(time.Hour, goleak.IgnoreAnyFunction("github.com/clusterd/clusterd/leaktest.linger")); err != nil {
+		t.Errorf("one that is ignored: %v", err)
+	}
+	go func() {
+		time.Sleep(time.Second)
+		end <- struct{}{}
+	}()
+	if err := wait(time.Minute); err != nil {
+		t.Errorf("one that ends after a second: %v", err)
+	}
+}
+
+// tests is a testing.M that has run.
+type tests int
+
+func (c tests) Run() int { return int(c) }
+
+// TestPatient: the code of the tests is kept, and after a failure nothing is waited for.
+func TestPatient(t *testing.T) {
+	end := make(chan struct{})
+	defer close(end)
+	go linger(end)
+	if code := Patient(tests(1)).Run(); code != 1 {
+		t.Errorf("code %d", code)
+	}
+	if code := Patient(tests(0), goleak.IgnoreAnyFunction("github.com/clusterd/clusterd/leaktest.linger")).Run(); code != 0 {
+		t.Errorf("code %d", code)
 	}
 }

@@ -216,11 +216,15 @@ func TestADriverRegisters(t *testing.T) {
 		t.Errorf("owner %+v, labels %v", n.OwnerReferences, b.node.Object().Labels)
 	}
 	// Killed and started again, it is there again; removed, it is not.
+	before := b.m.drivers.get(driverName)
 	b.driver.Kill()
 	if err := b.driver.Start(); err != nil {
 		t.Fatal(err)
 	}
-	b.registered()
+	b.until("the driver is registered again", func() bool {
+		one := b.m.drivers.get(driverName)
+		return one != nil && one != before
+	})
 	if err := b.driver.Remove(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
@@ -26,9 +25,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	podmon "github.com/clusterd/clusterd/agent/podmon/api"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 const gpu = "example.com/gpu"
 

@@ -514,6 +514,7 @@ func TestManyWait(t *testing.T) {
 	o := newOutside(t, say("www.example.com. 60 IN A 192.0.2.1"))
 	o.quiet.Store(true)
 	s := newTestServer(t, o.addr)
+	s.forward.times = usual
 	const clients, each, most, mostEach = 8, 20, 64, 12
 	s.clients = newLimiter(most, mostEach)
 	at := serveTest(t, s, loopback)

@@ -14,17 +14,24 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var loopback = netip.MustParseAddr("127.0.0.1")
+
+// Times of a forwarder: those outside of tests, and some that a busy machine does not reach.
+var (
+	usual   = times{attemptTimeout, askTimeout, staleTimeout, downTimeout}
+	patient = times{30 * time.Second, 90 * time.Second, time.Minute, 30 * time.Second}
+)
 
 // newTestServer answers testZone's names and asks the upstreams.
 func newTestServer(t testing.TB, upstreams ...string) *Server {
@@ -32,6 +39,7 @@ func newTestServer(t testing.TB, upstreams ...string) *Server {
 	m := newMetrics()
 	s := &Server{cfg: Config{Addrs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}}, zone: testZone(), metrics: m, forward: newForwarder(m), clients: newLimiter(maxForwards, maxForwardsPerClient)}
 	t.Cleanup(s.forward.close)
+	s.forward.times = patient
 	s.forward.set(map[string][]string{".": upstreams})
 	return s
 }
@@ -129,6 +137,8 @@ func data(m *dns.Msg) string {
 func TestForwardAndRemember(t *testing.T) {
 	o := newOutside(t, say("www.example.com. 60 IN A 192.0.2.1"))
 	s := newTestServer(t, o.addr)
+	began := time.Now()
+	s.forward.cache.now = func() time.Time { return began }
 	for range 3 {
 		if m := s.ask(t, "wWw.example.com.", dns.TypeA); data(m) != "192.0.2.1" || m.Authoritative || m.Question[0].Name != "wWw.example.com." {
 			t.Fatal(m)
@@ -137,11 +147,11 @@ func TestForwardAndRemember(t *testing.T) {
 	if n := o.asked.Load(); n != 1 {
 		t.Errorf("asked %d times", n)
 	}
-	s.forward.cache.now = func() time.Time { return time.Now().Add(40 * time.Second) }
+	s.forward.cache.now = func() time.Time { return began.Add(40 * time.Second) }
 	if m := s.ask(t, "www.example.com.", dns.TypeA); m.Answer[0].Header().Ttl > 20 {
 		t.Errorf("the time left is %d s", m.Answer[0].Header().Ttl)
 	}
-	s.forward.cache.now = func() time.Time { return time.Now().Add(61 * time.Second) }
+	s.forward.cache.now = func() time.Time { return began.Add(61 * time.Second) }
 	s.ask(t, "www.example.com.", dns.TypeA)
 	if n := o.asked.Load(); n != 2 {
 		t.Errorf("asked %d times", n)
@@ -209,6 +219,7 @@ func TestUpstreamDies(t *testing.T) {
 		o := newOutside(t, say("www.example.com. 5 IN A 192.0.2.1"))
 		s = newTestServer(t, o.addr)
 		s.ask(t, "www.example.com.", dns.TypeA)
+		s.forward.times = usual
 		o.quiet.Store(true)
 		s.forward.cache.now = func() time.Time { return time.Now().Add(time.Minute) }
 		began := time.Now()
@@ -387,14 +398,21 @@ func TestUpstreamsThatDoNotAnswerAreBounded(t *testing.T) {
 	}
 	one.quiet.Store(true)
 	two.quiet.Store(true)
-	began := time.Now()
-	if m := s.ask(t, "www.example.com.", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
-		t.Fatal(m)
-	}
-	// It is half a second. Without the bound four questions are waited for, which
-	// end after 4.5 s; the middle leaves a busy machine room on both sides.
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("a name took %s with servers that are down", took)
+	s.forward.times = usual
+	for tries := 1; ; tries++ {
+		began := time.Now()
+		if m := s.ask(t, fmt.Sprintf("www-%d.example.com.", tries), dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+			t.Fatal(m)
+		}
+		// It is half a second. Without the bound four questions are waited for, which
+		// end after 4.5 s; the middle leaves a busy machine room on both sides.
+		took := time.Since(began)
+		if took < 3*time.Second {
+			break
+		}
+		if tries == 5 { // such a machine may be late, not each time
+			t.Fatalf("a name took %s with servers that are down", took)
+		}
 	}
 	one.quiet.Store(false)
 	two.quiet.Store(false)

@@ -84,6 +84,7 @@ func TestUpstreamsInDisorder(t *testing.T) {
 	if m := s.ask(t, kept, dns.TypeA); data(m) != addr(kept) {
 		t.Fatal(m)
 	}
+	s.forward.times = usual
 	var slowest time.Duration
 	next := 0
 	for round := range 12 {
@@ -117,7 +118,7 @@ func TestUpstreamsInDisorder(t *testing.T) {
 					say("%s is said not to be: %s", name, dns.RcodeToString[m.Rcode])
 				}
 				// It is askTimeout at most; a machine with other work adds to it.
-				if took > askTimeout+10*time.Second {
+				if took > askTimeout+30*time.Second {
 					say("%s took %s", name, took)
 				}
 			})

@@ -18,8 +18,11 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Times of a question to upstreams. A resolver gives up after 5 s
-// (resolv.conf(5)), and should hear before.
+// times of a question to upstreams.
+type times struct{ attempt, ask, stale, down time.Duration }
+
+// The times outside of tests. A resolver gives up after 5 s (resolv.conf(5)), and should
+// hear before.
 const (
 	attemptTimeout = 1500 * time.Millisecond // one server, one protocol
 	askTimeout     = 4500 * time.Millisecond // all of them
@@ -51,13 +54,14 @@ type forwarder struct {
 	// life ends the questions under way, whichever client asked them.
 	life  context.Context
 	close context.CancelFunc
+	times times
 
 	mu    sync.Mutex // guards known
 	known map[string]*upstream
 }
 
 func newForwarder(m *metrics) *forwarder {
-	f := &forwarder{cache: newAnswerCache(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}}
+	f := &forwarder{cache: newAnswerCache(foundSize, deniedSize), metrics: m, known: map[string]*upstream{}, times: times{attemptTimeout, askTimeout, staleTimeout, downTimeout}}
 	f.life, f.close = context.WithCancel(context.Background())
 	f.routes.Store(&[]route{})
 	m.entries = [2]func() int{f.cache.found.Len, f.cache.denied.Len}
@@ -137,9 +141,9 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 	_, old := f.cache.get(k, true)
 	servers := f.serversFor(k)
 	down := len(servers) > 0 && servers[0].down(k, time.Now()) // those that answer come first
-	limit := askTimeout
+	limit := f.times.ask
 	if down {
-		limit = attemptTimeout // enough to notice that one is back
+		limit = f.times.attempt // enough to notice that one is back
 	}
 	done := f.flights.DoChan(fmt.Sprint(k), func() (m any, err error) {
 		// It has a goroutine of its own, in which a panic would end the process.
@@ -160,14 +164,14 @@ func (f *forwarder) ask(ctx context.Context, req *dns.Msg, name string) *dns.Msg
 		return said, nil
 	})
 	// The question goes on after that, for the next one who asks.
-	wait := askTimeout
+	wait := f.times.ask
 	switch {
 	case old != nil && (down || len(servers) == 0):
 		wait = 0
 	case old != nil:
-		wait = staleTimeout
+		wait = f.times.stale
 	case down:
-		wait = downTimeout
+		wait = f.times.down
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -249,7 +253,7 @@ func (f *forwarder) exchange(ctx context.Context, k key) (*dns.Msg, error) {
 // try asks one server. With an error there may be what fit a datagram, of an answer that
 // could not be had whole.
 func (f *forwarder) try(ctx context.Context, network string, u *upstream, k key) (*dns.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.times.attempt)
 	defer cancel()
 	began := time.Now()
 	m, err := query(ctx, network, u.addr, k)
@@ -357,7 +361,7 @@ func isNetworkError(err error) bool {
 // probe asks a new server who it is: this one itself hears the question if it
 // is the server's upstream. heard marks it then.
 func (f *forwarder) probe(ctx context.Context, u *upstream) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.times.attempt)
 	defer cancel()
 	_, _ = query(ctx, "udp", u.addr, key{name: u.token + loopDomain, kind: dns.TypeHINFO})
 }

@@ -24,6 +24,7 @@ func TestOneDeadNameCostsNoOther(t *testing.T) {
 		say("www.example.com. 60 IN A 192.0.2.1")(w, r)
 	})
 	s := newTestServer(t)
+	s.forward.times = times{4 * time.Second, time.Minute, time.Minute, downTimeout}
 	u := s.forward.set(map[string][]string{".": {o.addr}})[0]
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -57,6 +58,7 @@ func TestServerThatIsOutdone(t *testing.T) {
 	first.quiet.Store(true)
 	second := newOutside(t, say("www.example.com. 60 IN A 192.0.2.1"))
 	s := newTestServer(t, first.addr, second.addr)
+	s.forward.times.attempt = 3 * time.Second
 	if m := s.ask(t, "www.example.com.", dns.TypeA); data(m) != "192.0.2.1" {
 		t.Fatal(m)
 	}

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -27,9 +26,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/clusterd/clusterd/agent/plugin"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 const gpus, nics = "gpu.example.com", "nic.example.com"
 
@@ -46,6 +46,7 @@ type fakeDriver struct {
 	mu       sync.Mutex // guards all below
 	server   *grpc.Server
 	calls    []call
+	running  int               // calls
 	faults   map[string]string // by claim name
 	hang     map[string]chan struct{}
 	prepared map[string]bool // by claim UID
@@ -158,6 +159,24 @@ func (d *fakeDriver) holds() int {
 	return len(d.prepared)
 }
 
+// busy says how many calls are under way.
+func (d *fakeDriver) busy() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.running
+}
+
+// enter notes a call that is under way until leave.
+func (d *fakeDriver) enter() (leave func()) {
+	add := func(n int) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.running += n
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
 // begin notes a call and waits if it is to hang.
 func (d *fakeDriver) begin(ctx context.Context, method string, claims []*dra.Claim) error {
 	one := call{method: method}
@@ -181,6 +200,7 @@ func (d *fakeDriver) begin(ctx context.Context, method string, claims []*dra.Cla
 }
 
 func (d *fakeDriver) NodePrepareResources(ctx context.Context, q *dra.NodePrepareResourcesRequest) (*dra.NodePrepareResourcesResponse, error) {
+	defer d.enter()()
 	if err := d.begin(ctx, "prepare", q.Claims); err != nil {
 		return nil, err
 	}
@@ -202,6 +222,7 @@ func (d *fakeDriver) NodePrepareResources(ctx context.Context, q *dra.NodePrepar
 }
 
 func (d *fakeDriver) NodeUnprepareResources(ctx context.Context, q *dra.NodeUnprepareResourcesRequest) (*dra.NodeUnprepareResourcesResponse, error) {
+	defer d.enter()()
 	if err := d.begin(ctx, "unprepare", q.Claims); err != nil {
 		return nil, err
 	}

@@ -13,10 +13,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"go.uber.org/goleak"
+
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
+	leaktest.Main(m,
 		// The library races https against http and leaves the loser to itself.
 		goleak.IgnoreAnyFunction("github.com/google/go-containerregistry/pkg/v1/remote/transport.pingParallel.func1"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),

@@ -3,7 +3,7 @@ package netpol
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }

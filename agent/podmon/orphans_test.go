@@ -23,7 +23,7 @@ func TestOrphansAreReapedInTwoLooks(t *testing.T) {
 		st, err := readProcStat(c.Process.Pid)
 		return err == nil && st.state == 'Z'
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for !zombie(orphan) || !zombie(owned) {
 		if time.Now().After(deadline) {
 			t.Fatal("children do not end")

@@ -183,7 +183,11 @@ func TestOnce(t *testing.T) {
 				n, _ := strconv.Atoi(cmd[0])
 				return []byte("output"), n, nil
 			})}
-			r := p.Once(t.Context(), &v1.Probe{ProbeHandler: tt.h, TimeoutSeconds: 1}, Target{PodIP: "127.0.0.1", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: port(plain)}}})
+			timeout := int32(60) // of what is answered
+			if tt.name == "timeout" || tt.name == "exec hangs" {
+				timeout = 1
+			}
+			r := p.Once(t.Context(), &v1.Probe{ProbeHandler: tt.h, TimeoutSeconds: timeout}, Target{PodIP: "127.0.0.1", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: port(plain)}}})
 			if r.OK != tt.ok || !strings.Contains(r.Message, tt.msg) {
 				t.Errorf("%+v", r)
 			}

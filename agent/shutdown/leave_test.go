@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -203,20 +204,22 @@ func TestLeaveThatFails(t *testing.T) {
 // TestBudgetsThatHold: pods that may not be evicted are ended when the time for that is
 // over, and the machine leaves.
 func TestBudgetsThatHold(t *testing.T) {
-	m := &membership{pods: newPods(podOf("db", 0)), budget: 1 << 30}
-	close(m.seen)
-	g := New(Config{Periods: Periods(4*time.Second, 3*time.Second), Pods: m, Member: m})
-	var work sync.WaitGroup
-	work.Go(func() { g.shutDown(t.Context(), "halt", g.total()) })
-	until(t, "the pod is ended", func() bool { _, ended := m.told(); return len(ended) == 1 })
-	m.pods.leave("db")
-	work.Wait()
-	if did := m.doings(); !slices.Equal(did, []string{"may", "cordon", "leave"}) {
-		t.Errorf("%q", did)
-	}
-	if _, ended := m.told(); len(ended) != 1 || !strings.HasPrefix(ended[0], "db in ") {
-		t.Errorf("ended %q", ended)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := &membership{pods: newPods(podOf("db", 0)), budget: 1 << 30}
+		close(m.seen)
+		g := New(Config{Periods: Periods(4*time.Second, 3*time.Second), Pods: m, Member: m})
+		var work sync.WaitGroup
+		work.Go(func() { g.shutDown(t.Context(), "halt", g.total()) })
+		until(t, "the pod is ended", func() bool { _, ended := m.told(); return len(ended) == 1 })
+		m.pods.leave("db")
+		work.Wait()
+		if did := m.doings(); !slices.Equal(did, []string{"may", "cordon", "leave"}) {
+			t.Errorf("%q", did)
+		}
+		if _, ended := m.told(); len(ended) != 1 || !strings.HasPrefix(ended[0], "db in ") {
+			t.Errorf("ended %q", ended)
+		}
+	})
 }
 
 // TestPodsThatStay: a machine on which pods still run does not leave.

@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/clusterd/clusterd/agent/shutdown/logindtest"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // until waits for a level.
 func until(t *testing.T, what string, ok func() bool) {
@@ -68,9 +68,9 @@ func TestShutdown(t *testing.T) {
 		t.Errorf("logind waits for %s", d)
 	}
 	s.Prepare(true)
-	until(t, "the machine is down", g.Down)
-	if down, ended := p.told(); !slices.Equal(down, []bool{true}) || len(ended) > 0 {
-		t.Fatalf("before the pods are known: %v, %v", down, ended)
+	until(t, "the machine is down", func() bool { down, _ := p.told(); return g.Down() && slices.Equal(down, []bool{true}) })
+	if _, ended := p.told(); len(ended) > 0 {
+		t.Fatalf("before the pods are known: %v", ended)
 	}
 	close(p.seen)
 	until(t, "the first ones end", func() bool { _, ended := p.told(); return len(ended) == 2 })

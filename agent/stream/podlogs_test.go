@@ -116,9 +116,9 @@ func (w *watcher) Write(p []byte) (int, error) {
 // wait returns when the content is want; the test's deadline ends it.
 func (w *watcher) wait(t *testing.T, want string) {
 	t.Helper()
-	stop := time.AfterFunc(30*time.Second, w.cond.Broadcast)
+	deadline := time.Now().Add(time.Minute)
+	stop := time.AfterFunc(61*time.Second, w.cond.Broadcast)
 	defer stop.Stop()
-	deadline := time.Now().Add(30 * time.Second)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for w.buf.String() != want {

@@ -3,11 +3,10 @@ package main
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
+	leaktest.Main(m, servertest.LeftRunning()...)
 }

@@ -211,8 +211,8 @@ func TestRollStops(t *testing.T) {
 			"file a1, file n2, file n1", "n3 did not become well with v2 and is back at v1: the node went back by itself: it ended by itself", v1.RolloutTookBack},
 		{"a node without room", func(c *upgradeCluster) { c.full = "a1" }, time.Minute,
 			"file a1, file n2, file n3, file n1, switch a1", "a1 did not take the new program: keep the present program: no space left", ""},
-		{"a node that is not well", func(c *upgradeCluster) { c.unwell = "a1" }, 2 * time.Second,
-			"file a1, file n2, file n3, file n1, switch a1, back a1", "a1 did not become well with v2 and is back at v1: not within 2s: the Node is not Ready", v1.RolloutTookBack},
+		{"a node that is not well", func(c *upgradeCluster) { c.unwell = "a1" }, 5 * time.Second,
+			"file a1, file n2, file n3, file n1, switch a1, back a1", "a1 did not become well with v2 and is back at v1: not within 5s: the Node is not Ready", v1.RolloutTookBack},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			c, a := newUpgradeCluster(t)

@@ -4,9 +4,8 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/clusterd/clusterd/apis/server/servertest"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // asClusterd is set for a copy of this program that is clusterd.
@@ -17,5 +16,5 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	goleak.VerifyTestMain(m, servertest.LeftRunning()...)
+	leaktest.Main(m, servertest.LeftRunning()...)
 }

@@ -34,11 +34,12 @@ func errRemoved(cfg Config, r join.Removal) error {
 	return &goneError{fmt.Sprintf("this machine %s; its containers go on without anybody to look after them: end them with `clusterd reset --data %s`, after which it can join again", happened, cfg.Data)}
 }
 
-const (
-	// membershipPeriod is how often a node without a leader asks the others why.
-	membershipPeriod = 2 * time.Second
-	// A node that starts asks before it takes part. A member whose clusterd is
-	// down says so at once; one whose machine is silent costs this much.
+// membershipPeriod is how often a node without a leader asks the others why.
+const membershipPeriod = 2 * time.Second
+
+// A node that starts asks before it takes part. A member whose clusterd is
+// down says so at once; one whose machine is silent costs this much. Tests lengthen them.
+var (
 	startTimeout      = 3 * time.Second
 	membershipTimeout = 3 * time.Second
 )

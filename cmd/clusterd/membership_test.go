@@ -36,6 +36,9 @@ type startingServer struct {
 
 func newStartingServer(t *testing.T) *startingServer {
 	t.Helper()
+	start, other := startTimeout, membershipTimeout
+	startTimeout, membershipTimeout = time.Minute, time.Minute // all who are asked answer
+	t.Cleanup(func() { startTimeout, membershipTimeout = start, other })
 	now := time.Now()
 	ca, err := pki.NewCA("c", now)
 	if err != nil {

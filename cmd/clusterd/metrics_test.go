@@ -30,6 +30,7 @@ func TestStoreMetrics(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("the change was not watched")
 	}
+	raftstoretest.Wait(t, "it is counted as delivered", func() bool { return gathered(t, m)["clusterd_raftstore_watch_lag_seconds"] >= 1 })
 	if err := store.Snapshot(ctx); err != nil {
 		t.Fatal(err)
 	}

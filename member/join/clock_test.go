@@ -30,7 +30,7 @@ func TestAskClock(t *testing.T) {
 			return d.DialContext(ctx, "tcp", srv.Listener.Addr().String())
 		}
 		got, err := AskClock(t.Context(), dial, "me", time.Now)
-		if err != nil || (got-c.ahead).Abs() > 20*time.Second {
+		if err != nil || (got-c.ahead).Abs() > time.Minute {
 			t.Errorf("%s: %s ahead, %v", name, got, err)
 		}
 		srv.Close()

@@ -71,7 +71,7 @@ func TestMembersRenewWhileStrangersAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	exhaust := func() {
-		now := time.Now()
+		now := time.Now().Add(time.Hour) // so that nothing is refilled meanwhile
 		for range failuresOfAll + 1 {
 			w.server.failures.add(strangerAt("127.0.0.1:1"), now)
 		}

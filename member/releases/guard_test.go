@@ -110,27 +110,26 @@ func TestGuardFromTheSwitchOn(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	for _, tt := range []struct {
 		what, want string
-		up         time.Duration
 		do         func(*testing.T, Place, *exec.Cmd)
 	}{
-		{"killed", "the node ended before it was begun", time.Hour, func(t *testing.T, _ Place, c *exec.Cmd) {
+		{"killed", "the node ended before it was begun", func(t *testing.T, _ Place, c *exec.Cmd) {
 			if err := c.Process.Kill(); err != nil {
 				t.Error(err)
 			}
 		}},
-		{"killed as soon as it has become it", "it ended by itself", time.Hour, func(t *testing.T, p Place, c *exec.Cmd) {
+		{"killed as soon as it has become it", "it ended by itself", func(t *testing.T, p Place, c *exec.Cmd) {
 			if err := errors.Join(p.Guarded(Trial{Version: "v2"}, c.Process.Pid, filepath.Dir(p.State), time.Now()), c.Process.Kill()); err != nil {
 				t.Error(err)
 			}
 		}},
-		{"hangs while it stops", "it was not up within 1s", time.Second, func(*testing.T, Place, *exec.Cmd) {}},
+		{"hangs while it stops", "it was not up within 1h0m0s", func(t *testing.T, p Place, _ *exec.Cmd) { p.age(t, time.Hour) }},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			p, s := staged(t, "v2")
 			c := node(t)
 			reap(t, c)
 			watched := false
-			_, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: time.Hour, UpWithin: tt.up}, func() error {
+			_, err := p.Switch(t.Context(), s.Digest, []Key{stagedKey}, Trial{From: "v1", Args: []string{"clusterd", "run"}, Limit: 2 * time.Hour, UpWithin: time.Hour}, func() error {
 				if !same(t, p.Exe, []byte("installed")) {
 					t.Error("the program is in place before it is guarded")
 				}

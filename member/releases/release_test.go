@@ -410,7 +410,7 @@ func TestStart(t *testing.T) {
 		}},
 		{what: "one too late", version: "v2", after: time.Hour, back: true, failure: "not up within 30s"},
 		{what: "one too late that was up", version: "v2", after: time.Hour, back: true, failure: "not confirmed within 1m0s", prepare: beUp},
-		{what: "one that was up in time", version: "v2", after: 40 * time.Second, prepare: beUp},
+		{what: "one that was up in time", version: "v2", after: 31 * time.Second, prepare: beUp},
 		{what: "another program", version: "v1", failure: "version v1 was started instead"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {

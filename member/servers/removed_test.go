@@ -129,6 +129,7 @@ func TestRemovedServer(t *testing.T) {
 	if list, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
+	list.attempt = time.Minute
 	run(t, agentPort)
 	serve(t, agentPort.HTTPOver(transport.Node), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "logs") }))
 	call := func(who transport.Identity) error {

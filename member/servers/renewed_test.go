@@ -71,6 +71,7 @@ func TestNewCertificateNewConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.attempt = time.Minute
 	client := &http.Client{Transport: l.Transport()}
 	defer client.CloseIdleConnections()
 	ask := func(path string) *http.Response {

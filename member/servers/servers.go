@@ -46,7 +46,8 @@ const (
 
 // List is the servers an agent knows. Its methods may be called concurrently.
 type List struct {
-	cfg Config
+	cfg     Config
+	attempt time.Duration // attemptTimeout, outside of tests
 
 	mu      sync.Mutex
 	servers []join.ServerAddr // in the order they are tried
@@ -96,7 +97,7 @@ var ErrNone = errors.New("no server could be reached")
 
 // New reads the list.
 func New(cfg Config) (*List, error) {
-	l := &List{cfg: cfg, failed: map[string]time.Time{}, now: time.Now, asked: make(chan struct{}, 1)}
+	l := &List{cfg: cfg, attempt: attemptTimeout, failed: map[string]time.Time{}, now: time.Now, asked: make(chan struct{}, 1)}
 	var known []join.ServerAddr
 	if err := json.Unmarshal(cfg.Known, &known); err != nil {
 		return nil, fmt.Errorf("the list of servers: %w", err)
@@ -220,7 +221,7 @@ func (l *List) dialAnother(ctx context.Context, one dialOne) (net.Conn, error) {
 func (l *List) dialOneOf(ctx context.Context, who []join.ServerAddr, one dialOne) (net.Conn, join.ServerAddr, error) {
 	errs := []error{ErrNone}
 	for _, s := range who {
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		attempt, cancel := context.WithTimeout(ctx, l.attempt)
 		c, err := one(attempt, s)
 		cancel()
 		if t, ok := c.(*tls.Conn); ok && err == nil {

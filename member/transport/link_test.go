@@ -45,8 +45,8 @@ func TestLinkOf(t *testing.T) {
 	raw.Write([]byte("ping"))
 	until("acknowledged", func(l Link) bool { return !l.Unacked && l.Acked <= time.Since(began)+time.Second })
 	time.Sleep(20 * time.Millisecond)
-	theirs.Write([]byte("pong"))
 	wrote := time.Now()
+	theirs.Write([]byte("pong"))
 	until("received", func(l Link) bool { return l.Received <= time.Since(wrote)+10*time.Millisecond })
 	if _, err := LinkOf(Over(nil, one{}.conn)); err == nil {
 		t.Error("a link of nothing")
@@ -58,9 +58,11 @@ func TestLinkOf(t *testing.T) {
 		t.Error("a link of a pipe")
 	}
 	// What is more than the other end takes is not acknowledged.
-	raw.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-	for err = nil; err == nil; {
-		_, err = raw.Write(make([]byte, 1<<20))
-	}
-	until("not acknowledged", func(l Link) bool { return l.Unacked })
+	until("not acknowledged", func(l Link) bool {
+		raw.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)) // may end before the other end is full
+		for err = nil; !l.Unacked && err == nil; {
+			_, err = raw.Write(make([]byte, 1<<20))
+		}
+		return l.Unacked
+	})
 }

@@ -15,12 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func newCA(t testing.TB) *pki.CA {
 	t.Helper()

@@ -84,7 +84,7 @@ func TestTwoNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("a stranger's stream: %d bytes, %v", n, err)
 	}
@@ -134,17 +134,18 @@ func TestManyPeers(t *testing.T) {
 	for i := range 250 {
 		peers = append(peers, Peer{Name: "n", Addr: netip.AddrFrom4([4]byte{127, 0, 1, byte(i + 1)})})
 	}
-	p := start(t, port, addrA, peers...)
 	began := time.Now()
-	time.Sleep(time.Second)
-	sent := 0
-	p.mu.Lock()
-	for _, o := range p.peers {
-		sent += int(o.window.next)
-	}
-	p.mu.Unlock()
-	if most := int(time.Since(began)/pingPause) + 2; sent == 0 || sent > most {
-		t.Errorf("%d pings, at most %d are due", sent, most)
+	p := start(t, port, addrA, peers...)
+	for sent := 0; sent == 0; {
+		time.Sleep(time.Second)
+		p.mu.Lock()
+		for _, o := range p.peers {
+			sent += int(o.window.next)
+		}
+		p.mu.Unlock()
+		if most := int(time.Since(began)/pingPause) + 2; sent > most || time.Since(began) > time.Minute {
+			t.Fatalf("%d pings, at most %d are due", sent, most)
+		}
 	}
 }
 

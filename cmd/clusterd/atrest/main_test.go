@@ -3,8 +3,8 @@ package atrest
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/clusterd/clusterd/leaktest"
 )
 
 // TestMain checks that Close ends what watches over KMS plugins.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -17,13 +17,13 @@ import (
 
 	"filippo.io/age"
 	"github.com/robfig/cron/v3"
-	"go.uber.org/goleak"
 
+	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/raftstore/backup"
 	"github.com/clusterd/clusterd/raftstore/mvcc"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // memory is a State that several leaders share.
 type memory struct {

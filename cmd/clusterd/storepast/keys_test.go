@@ -186,10 +186,12 @@ func TestQuietWatch(t *testing.T) {
 	s, o := quietServer(t)
 	pans, definitions := define(t, s, "pans", "Pan")
 	meta, objects := clients(t, s.LoopbackConfig())
-	list, err := meta.Resource(pans).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var list *metav1.PartialObjectMetadataList
+	eventually(t, "the kind is served", func(ctx context.Context) bool {
+		var err error
+		list, err = meta.Resource(pans).List(ctx, metav1.ListOptions{})
+		return err == nil && list.ResourceVersion != ""
+	})
 	second := int64(1)
 	w, err := objects.Resource(pans).Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &second})
 	if err != nil {
