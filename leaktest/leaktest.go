@@ -1,5 +1,5 @@
 // Package leaktest is go.uber.org/goleak for busy machines: goleak gives up after less
-// than half a second, and a goroutine that was told to end may wait longer than that
+// than half a second, and a goroutine that is about to end may wait longer than that
 // for a processor.
 package leaktest
 
