@@ -155,16 +155,20 @@ func TestForgottenHistory(t *testing.T) {
 // the cache's own periodic question how far the store is.
 func TestCachedListFollowsOtherResources(t *testing.T) {
 	f := newFixture(t, setup{cached: true})
-	rev := f.increaseRV(f.ctx, t)
-	list := &example.PodList{}
-	if err := f.storage.GetList(f.ctx, "/pods/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list); err != nil {
-		t.Fatal(err)
+	asked := uint64(1)
+	for try := 0; try < 5 && asked > 0; try++ { // a cache that is not there in three seconds has the store listed
+		rev, before := f.increaseRV(f.ctx, t), f.store.lists.Load()
+		list := &example.PodList{}
+		if err := f.storage.GetList(f.ctx, "/pods/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list); err != nil {
+			t.Fatal(err)
+		}
+		if got := list.ResourceVersion; got != fmt.Sprint(rev) {
+			t.Errorf("list at resource version %s, want %d", got, rev)
+		}
+		asked = f.store.lists.Load() - before
 	}
-	if got := list.ResourceVersion; got != fmt.Sprint(rev) {
-		t.Errorf("list at resource version %s, want %d", got, rev)
-	}
-	if n := f.store.lists.Load(); n > 1 {
-		t.Errorf("the store was listed %d times, so the cache did not answer", n)
+	if asked > 0 {
+		t.Errorf("the store was listed, so the cache did not answer")
 	}
 }
 

@@ -147,7 +147,7 @@ func newSharingWorld(t *testing.T, shared Shared, objects ...*metav1.PartialObje
 		}
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
-	// What goes between an informer's list and its watch the fake tells nobody.
+	// What is deleted between an informer's list and its watch is lost with the fake.
 	schedtest.Eventually(t, func() string {
 		watched := map[string]bool{"pods": shared != nil}
 		for _, action := range w.client.Actions() {

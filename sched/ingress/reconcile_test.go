@@ -23,6 +23,7 @@ import (
 	"github.com/clusterd/clusterd/apis/networking"
 	"github.com/clusterd/clusterd/leaktest"
 	"github.com/clusterd/clusterd/sched/loop"
+	"github.com/clusterd/clusterd/sched/schedtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -94,6 +95,7 @@ func TestWhatIsMadeIsValid(t *testing.T) {
 // deleted comes back, the class does not; the status follows the Service.
 func TestLoop(t *testing.T) {
 	client := fake.NewClientset()
+	schedtest.SeeAll(&client.Fake, client.Tracker())
 	run := func() (stop func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		env := loop.Env{Client: client, Informers: informers.NewSharedInformerFactory(client, 0), Events: loop.NewEvents(client, clock.RealClock{}), Clock: clock.RealClock{}}
