@@ -29,7 +29,7 @@ func (m *Main) front() server.Front {
 // good for a while. The API server reads the files again when they change.
 func (m *Main) renewFront(now time.Time) error {
 	// Aggregated APIs learn a new authority late: they may know the old one
-	// alone until the exchange ends.
+	// alone until the rotation ends.
 	elder := m.trust.Load().For(pki.ForFront).Elder()
 	cert, err := m.dir.ReadFrontCert()
 	if err != nil {
