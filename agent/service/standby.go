@@ -58,8 +58,8 @@ func newStandby(a Announcer, logger *slog.Logger, known func() bool, changed fun
 	}
 }
 
-// set says what this node is elected for and what it is the standby for. It returns those
-// addresses of the takeovers that it has taken over, in order.
+// set says what this node is elected for and what it is the standby for. It returns the
+// addresses that it has taken over, in order.
 func (d *standby) set(own []netip.Addr, takeovers map[netip.Addr][]netip.Addr) []netip.Addr {
 	d.mu.Lock()
 	defer d.mu.Unlock()

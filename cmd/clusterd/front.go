@@ -35,7 +35,7 @@ func (m *Main) renewFront(now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
-	if cert != nil && !m.mayRenew() {
+	if cert != nil && !m.clock.Verdict().MaySign() {
 		return nil
 	}
 	if cert != nil && elder.Signed(cert) && !pki.NeedsRenewal(cert, now) && !pki.LivesLonger(cert, frontLifetime) {
