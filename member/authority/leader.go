@@ -14,7 +14,7 @@ import (
 )
 
 // Leader takes a rotation from step to step while this node leads. Nothing is
-// remembered between two looks: another leader goes on where this one ended.
+// remembered between two looks: another leader continues where this one ended.
 type Leader struct {
 	Store join.Store
 	// Make makes other successors for these purposes, writes their keys to this node's disk, and begins

@@ -221,7 +221,7 @@ type AuthorityMember struct {
 	Waited bool `json:"waited"`
 }
 
-// GossipKeyStatus is how far a change of the gossip key is.
+// GossipKeyStatus is how far a rotation of the gossip key is.
 type GossipKeyStatus struct {
 	Phase      string `json:"phase"`      // stable, distribute, use
 	Number     uint64 `json:"number"`     // grows with each step
