@@ -27,7 +27,7 @@ import (
 
 // TestE2EAuthorities gives the purposes of a cluster with one authority, as earlier versions
 // founded them, authorities of their own, under load and with the leader killed in the middle. Then
-// the key of each, which was stolen, makes what it is for and nothing else, and an exchange of one
+// the key of each, which was stolen, makes what it is for and nothing else, and a rotation of one
 // leaves what was opened by others alone.
 func TestE2EAuthorities(t *testing.T) {
 	need(t)
@@ -134,7 +134,7 @@ func TestE2EAuthorities(t *testing.T) {
 		mustContain(t, "rotate client", e.ctl("ca", "rotate", "client", "--finish", "--wait", "--yes", by), "certificates of people are good no more")
 		e.stableEverywhere(by)
 		if err := stillOpen(t, e, open, ns, "client"); err != nil {
-			t.Errorf("a node's watch through the exchange for clients: %v", err)
+			t.Errorf("a node's watch through the rotation for clients: %v", err)
 		}
 		if now := certs(); now != was {
 			t.Errorf("nodes have other certificates after it: %s, were %s", now, was)
@@ -152,9 +152,9 @@ func TestE2EAuthorities(t *testing.T) {
 		open = watchPods(t, asNode, "a1")
 		e.ctl("ca", "rotate", "node", "--finish", "--wait", "--yes", by)
 		e.stableEverywhere(by)
-		load.check(t, "through the exchange for nodes")
+		load.check(t, "through the rotation for nodes")
 		if err := stillOpen(t, e, open, ns, "node"); err != nil {
-			t.Errorf("a node's own watch through the exchange for nodes: %v", err)
+			t.Errorf("a node's own watch through the rotation for nodes: %v", err)
 		}
 		if !stealPurpose(e, "n1", pki.ForNodes).Signed(certOf(e, "a1")) {
 			t.Error("the agent's certificate is not of the new authority")

@@ -31,7 +31,7 @@ import (
 	"github.com/clusterd/clusterd/member/transport"
 )
 
-// TestE2EAuthority exchanges the authority of three servers and an agent under
+// TestE2EAuthority rotates the CA of three servers and an agent under
 // load, with one server down when it begins and the leader killed in the middle.
 // Then the old authority's key, which was stolen, opens nothing.
 func TestE2EAuthority(t *testing.T) {
@@ -114,8 +114,8 @@ func TestE2EAuthority(t *testing.T) {
 		}
 		return nil
 	})
-	before.check(t, "from before the exchange to its grace")
-	follow.check(t, "from before the exchange to its grace")
+	before.check(t, "from before the rotation to its grace")
+	follow.check(t, "from before the rotation to its grace")
 
 	// From here on by what a server's kubeconfig holds now.
 	e.use(asked)
@@ -193,7 +193,7 @@ func TestE2EAuthority(t *testing.T) {
 
 	t.Run("the gossip key", func(t *testing.T) {
 		e.use(asked)
-		e.gossipKeyChanged(t, firstGossipKey, "n1", "n2", "n3") // the end of the exchange has
+		e.gossipKeyChanged(t, firstGossipKey, "n1", "n2", "n3") // the end of the rotation has
 		gossipKeyAway(t, e, asked, away, leader)
 	})
 	t.Run("revoked users", func(t *testing.T) { revokedUsers(t, e, asked) })

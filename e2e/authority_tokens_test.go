@@ -26,7 +26,7 @@ func tokensBefore(e *env, ns, pod string) map[string]string {
 	}
 	for _, server := range []string{"n1", "n2", "n3"} {
 		for what, token := range tokens {
-			e.eventually(what+" token is good before the exchange, to "+server, func(context.Context) error { return shows(e, server, token) })
+			e.eventually(what+" token is good before the rotation, to "+server, func(context.Context) error { return shows(e, server, token) })
 		}
 	}
 	return tokens
@@ -45,7 +45,7 @@ func shows(e *env, server, token string) error {
 	return err
 }
 
-// tokensAfter: when the exchange was finished at once no server takes a token from
+// tokensAfter: when the rotation was finished at once no server takes a token from
 // before, and pods have others, with which they go on.
 func tokensAfter(t *testing.T, e *env, ns, pod, kubeconfig string, before map[string]string) {
 	servers := []string{"n1", "n2", "n3"}

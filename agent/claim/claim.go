@@ -117,7 +117,7 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 		return fmt.Errorf("the folder %s of persistentvolume %q is gone, and its data with it: restore it, or delete the claim", dir, v.Name)
 	case errors.Is(err, fs.ErrNotExist):
 		k.making.Lock()
-		err := makeFolder(dir, sizeOf(v))
+		err := makeDir(dir, sizeOf(v))
 		k.making.Unlock()
 		if err != nil {
 			return err
@@ -128,10 +128,10 @@ func (k *Keeper) make(ctx context.Context, v *v1.PersistentVolume) error {
 	return k.patch(ctx, v, map[string]any{"annotations": map[string]any{names.LocalPathMade: time.Now().UTC().Format(time.RFC3339)}})
 }
 
-// makeFolder makes a directory that everybody may write to, and that its file
+// makeDir makes a directory that everybody may write to, and that its file
 // system keeps to size bytes if it can. It is on disk when it returns, and
 // appears ready or not at all.
-func makeFolder(dir string, size int64) error {
+func makeDir(dir string, size int64) error {
 	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o711); err != nil {
 		return err

@@ -34,7 +34,7 @@ func setup(t *testing.T) (*Keeper, *fake.Clientset, *v1.Pod, string) {
 	return k, client, &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "d"}}, dir
 }
 
-func TestAFolderIsMadeOnce(t *testing.T) {
+func TestADirIsMadeOnce(t *testing.T) {
 	k, _, pod, dir := setup(t)
 	if _, err := k.Volume(t.Context(), pod, "c"); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestAFolderIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestOnlyItsOwnFolderIsRemoved(t *testing.T) {
+func TestOnlyItsOwnDirIsRemoved(t *testing.T) {
 	k, client, pod, dir := setup(t)
 	v, err := k.Volume(t.Context(), pod, "c")
 	if err != nil {

@@ -63,7 +63,7 @@ func TestVMProjects(t *testing.T) {
 	}
 	// Another volume has another project; the pod's own change is not believed.
 	other := filepath.Join(dir, "pvc-c2")
-	if err := makeFolder(other, 1<<20); err != nil {
+	if err := makeDir(other, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := projectOf(other); err != nil || p == project || p == 0 {
@@ -79,7 +79,7 @@ func TestVMProjects(t *testing.T) {
 	if err := k.remove(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
-	err = onFolder(dir, func(f projectquota.Folder) error {
+	err = onDir(dir, func(f projectquota.Folder) error {
 		u, err := f.Usage(project)
 		if u.Limit != 0 || u.Used != 0 {
 			t.Errorf("left of the volume: %+v", u)

@@ -117,7 +117,7 @@ func (k *Keeper) keep(v *v1.PersistentVolume) error {
 	if err != nil || project == 0 {
 		return err
 	}
-	return onFolder(dir, func(f projectquota.Folder) error {
+	return onDir(dir, func(f projectquota.Folder) error {
 		if !holds(f, project) {
 			return nil
 		}
@@ -144,7 +144,7 @@ func release(dir string) error {
 	if err != nil || project == 0 {
 		return err
 	}
-	err = onFolder(filepath.Dir(dir), func(f projectquota.Folder) error {
+	err = onDir(filepath.Dir(dir), func(f projectquota.Folder) error {
 		if f.Supported() != nil { // it is mounted without quotas now
 			return nil
 		}
@@ -156,7 +156,7 @@ func release(dir string) error {
 	return os.Remove(projectFile(dir))
 }
 
-func onFolder(dir string, do func(projectquota.Folder) error) error {
+func onDir(dir string, do func(projectquota.Folder) error) error {
 	f, err := projectquota.Open(dir)
 	if err != nil {
 		return err
@@ -233,7 +233,7 @@ func measure(ctx context.Context, dir string, size int64) (Use, error) {
 		return u, err
 	}
 	if project != 0 {
-		err := onFolder(dir, func(f projectquota.Folder) error {
+		err := onDir(dir, func(f projectquota.Folder) error {
 			use, err := f.Usage(project)
 			u.Used, u.Kept = use.Used, use.Limit > 0 && holds(f, project)
 			return err

@@ -451,7 +451,7 @@ func TestAVolumeGrowsWhileItIsUsed(t *testing.T) {
 	}
 }
 
-func TestOneNodeAFolder(t *testing.T) {
+func TestOneNodeADir(t *testing.T) {
 	b := setup(t, object())
 	if err := plugin.New(b.root).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--kubelet-root") {
 		t.Errorf("a second node in the folder: %v", err)

@@ -81,7 +81,7 @@ type socket struct {
 // New returns the registry of the directory that plugins look for. It starts
 // nothing.
 func New(root string) *Registry {
-	return &Registry{root: root, handlers: map[string]Handler{}, watch: watchFolder, sockets: map[string]*socket{}}
+	return &Registry{root: root, handlers: map[string]Handler{}, watch: watchDir, sockets: map[string]*socket{}}
 }
 
 // Handle has h serve the plugins of a type. It must be called before Run.
@@ -159,8 +159,8 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 }
 
-// watchFolder tells of changes in a directory.
-func watchFolder(dir string) (*fsnotify.Watcher, error) {
+// watchDir tells of changes in a directory.
+func watchDir(dir string) (*fsnotify.Watcher, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, err

@@ -42,7 +42,7 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 	alone := p.alone(nodes)
 	candidates := electable(nodes, alone)
 	var own []netip.Addr
-	duties := map[netip.Addr][]netip.Addr{}
+	takeovers := map[netip.Addr][]netip.Addr{}
 	for _, s := range services {
 		var near map[string]bool
 		if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
@@ -58,13 +58,13 @@ func (p *Proxy) announce(index cache.Indexer) bool {
 					own = append(own, addr)
 				}
 			case next:
-				if node := segmentAddress(elected, p.cfg.NodeName, nodes); node.IsValid() && !slices.Contains(duties[node], addr) {
-					duties[node] = append(duties[node], addr)
+				if node := segmentAddress(elected, p.cfg.NodeName, nodes); node.IsValid() && !slices.Contains(takeovers[node], addr) {
+					takeovers[node] = append(takeovers[node], addr)
 				}
 			}
 		}
 	}
-	for _, addr := range p.standby.set(slices.Clone(own), duties) {
+	for _, addr := range p.standby.set(slices.Clone(own), takeovers) {
 		if !slices.Contains(own, addr) {
 			own = append(own, addr)
 		}

@@ -25,7 +25,7 @@ type standby struct {
 	known      func() bool // whether this node may announce at all
 
 	mu     sync.Mutex
-	duties map[netip.Addr][]netip.Addr // addresses to take over, by the elected node's own
+	takeovers map[netip.Addr][]netip.Addr // addresses to take over, by the elected node's own
 	own    []netip.Addr                // those that this node is elected for
 	held   map[netip.Addr]bool         // those that it has taken over
 	wake   chan struct{}               // holds a value when the period is another
@@ -58,15 +58,15 @@ func newStandby(a Announcer, logger *slog.Logger, known func() bool, changed fun
 	}
 }
 
-// set says what this node is elected for and what it is the standby for. It returns those
-// addresses of the duties that it has taken over, in order.
-func (d *standby) set(own []netip.Addr, duties map[netip.Addr][]netip.Addr) []netip.Addr {
+// set says what this node is elected for and what it is the standby for. It returns the
+// addresses that it has taken over, in order.
+func (d *standby) set(own []netip.Addr, takeovers map[netip.Addr][]netip.Addr) []netip.Addr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	before := d.period()
-	d.own, d.duties = own, duties
+	d.own, d.takeovers = own, takeovers
 	stillHeld := map[netip.Addr]bool{}
-	for _, addrs := range duties {
+	for _, addrs := range takeovers {
 		for _, addr := range addrs {
 			stillHeld[addr] = d.held[addr]
 		}
@@ -84,7 +84,7 @@ func (d *standby) set(own []netip.Addr, duties map[netip.Addr][]netip.Addr) []ne
 // period is how often is asked, 0: there is nothing to ask for. The caller holds mu.
 func (d *standby) period() time.Duration {
 	switch {
-	case len(d.duties) > 0:
+	case len(d.takeovers) > 0:
 		return questionEvery
 	case len(d.own) > 0:
 		return ownEvery
@@ -111,14 +111,14 @@ func (d *standby) run(ctx context.Context) {
 		case <-tick:
 		}
 		d.mu.Lock()
-		own, duties := d.own, d.duties
+		own, takeovers := d.own, d.takeovers
 		d.mu.Unlock()
 		asked = time.Now()
 		if asked.Sub(looked) >= ownEvery {
 			looked = asked
 			d.lookAtOwn(own)
 		}
-		if d.round(duties) {
+		if d.round(takeovers) {
 			d.changed()
 		}
 	}
@@ -126,22 +126,22 @@ func (d *standby) run(ctx context.Context) {
 
 // round asks once for the elected nodes and for what was taken over from them. It reports
 // whether something was taken over or given back.
-func (d *standby) round(duties map[netip.Addr][]netip.Addr) (changed bool) {
-	if len(duties) == 0 {
+func (d *standby) round(takeovers map[netip.Addr][]netip.Addr) (changed bool) {
+	if len(takeovers) == 0 {
 		clear(d.missed)
 		return false
 	}
 	d.mu.Lock()
 	held := slices.Collect(maps.Keys(d.held))
 	d.mu.Unlock()
-	maps.DeleteFunc(d.missed, func(node netip.Addr, _ int) bool { return duties[node] == nil })
-	answered, err := d.neighbours.Answered(slices.Concat(slices.Collect(maps.Keys(duties)), held), questionTime)
+	maps.DeleteFunc(d.missed, func(node netip.Addr, _ int) bool { return takeovers[node] == nil })
+	answered, err := d.neighbours.Answered(slices.Concat(slices.Collect(maps.Keys(takeovers)), held), questionTime)
 	if err != nil {
 		d.logger.Debug("the nodes that have addresses of load balancers could not be asked", "err", err)
 		return false
 	}
 	var lost []netip.Addr
-	for node, addrs := range duties {
+	for node, addrs := range takeovers {
 		if answered[node] {
 			d.missed[node] = 0
 			continue
@@ -176,7 +176,7 @@ func (d *standby) round(duties map[netip.Addr][]netip.Addr) (changed bool) {
 }
 
 // hold takes an address over or gives it back, and reports whether that is a change. What
-// is no duty any more is not taken.
+// is no takeover any more is not taken.
 func (d *standby) hold(addr netip.Addr, take bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -188,7 +188,7 @@ func (d *standby) hold(addr netip.Addr, take bool) bool {
 		d.logger.Info("an address of a load balancer is given back: the node that is elected for it answers again", "address", addr.String())
 		return true
 	}
-	for node, addrs := range d.duties {
+	for node, addrs := range d.takeovers {
 		if slices.Contains(addrs, addr) {
 			d.held[addr] = true
 			d.logger.Warn("an address of a load balancer is taken over: the node that is elected for it does not answer", "address", addr.String(), "node", node.String())

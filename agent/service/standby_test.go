@@ -55,7 +55,7 @@ func (s *segment) set(addr netip.Addr, answers bool) {
 
 // TestStandby: an address is taken over within a second of its node's silence, unless
 // another answers for it or the node never answered; and is given back when it is
-// answered for, or when the duty ends.
+// answered for, or when the takeover ends.
 func TestStandby(t *testing.T) {
 	peer, vip, other := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("192.0.2.101")
 	type world struct {
@@ -83,9 +83,9 @@ func TestStandby(t *testing.T) {
 		time.Sleep(after)
 		synctest.Wait()
 		w.d.mu.Lock()
-		duties := w.d.duties
+		takeovers := w.d.takeovers
 		w.d.mu.Unlock()
-		if got := w.d.set(nil, duties); fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := w.d.set(nil, takeovers); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%s later it holds %v, want %v", after, got, want)
 		}
 	}
@@ -111,7 +111,7 @@ func TestStandby(t *testing.T) {
 			t.Errorf("beside what it is elected for it holds %v", got)
 		}
 		if got := w.d.set(nil, map[netip.Addr][]netip.Addr{peer: {vip}}); len(got) != 0 {
-			t.Errorf("from a duty before it holds %v", got)
+			t.Errorf("from a takeover before it holds %v", got)
 		}
 	})
 	inBubble("another answers for it", func(t *testing.T, w *world) {
@@ -157,9 +157,9 @@ func TestStandby(t *testing.T) {
 	})
 }
 
-// TestDuties: the standby of an address is the node that is elected without the elected
+// TestTakeovers: the standby of an address is the node that is elected without the elected
 // one, if both are in one network; and what it has taken over is announced.
-func TestDuties(t *testing.T) {
+func TestTakeovers(t *testing.T) {
 	b := newBench(t)
 	nodes := []*v1.Node{node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), node("n3", "198.51.100.3")}
 	for i, network := range []string{"192.0.2.0/24", "192.0.2.0/24", "198.51.100.0/24"} {
@@ -182,8 +182,8 @@ func TestDuties(t *testing.T) {
 	b.put(balanced("mine", "10.96.0.20", mine.String(), core.ReasonAddressGiven), balanced("theirs", "10.96.0.21", theirs.String(), core.ReasonAddressGiven),
 		balanced("far", "10.96.0.22", "198.51.100.77", core.ReasonAddressGiven))
 	n2 := netip.MustParseAddr("192.0.2.2")
-	if got := fmt.Sprint(b.standby.duties); got != fmt.Sprint(map[netip.Addr][]netip.Addr{n2: {theirs}}) {
-		t.Errorf("duties are %s", got)
+	if got := fmt.Sprint(b.standby.takeovers); got != fmt.Sprint(map[netip.Addr][]netip.Addr{n2: {theirs}}) {
+		t.Errorf("takeovers are %s", got)
 	}
 	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprintf("[%s]", mine) {
 		t.Errorf("announced are %s", got)
@@ -197,7 +197,7 @@ func TestDuties(t *testing.T) {
 	}
 	nodes[1].Status.Conditions = nil // the API knows now: n1 is elected
 	b.put(nodes[1])
-	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprint(want) || len(b.standby.duties) != 0 {
-		t.Errorf("announced are %s, duties %v", got, b.standby.duties)
+	if got := fmt.Sprint(b.announced.addrs); got != fmt.Sprint(want) || len(b.standby.takeovers) != 0 {
+		t.Errorf("announced are %s, takeovers %v", got, b.standby.takeovers)
 	}
 }

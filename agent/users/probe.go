@@ -18,7 +18,7 @@ func Probe(folder string, more func(users *os.File) error) error {
 		if err := idmapTmpfs(users); err != nil {
 			return fmt.Errorf("tmpfs cannot be mounted with mapped ids (Linux 6.3): %w", err)
 		}
-		if err := idmapFolder(folder, users); err != nil {
+		if err := idmapDir(folder, users); err != nil {
 			return fmt.Errorf("the file system of %s cannot be mounted with mapped ids (Linux 5.12 for ext4, 5.15 for btrfs, 5.19 for xfs): %w", folder, err)
 		}
 		return more(users)
@@ -48,7 +48,7 @@ func idmapTmpfs(users *os.File) error {
 	return idmap(mnt, users)
 }
 
-func idmapFolder(folder string, users *os.File) error {
+func idmapDir(folder string, users *os.File) error {
 	mnt, err := unix.OpenTree(unix.AT_FDCWD, folder, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)

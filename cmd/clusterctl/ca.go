@@ -254,7 +254,7 @@ func newCAFinishCommand(f cmdutil.Factory, streams genericiooptions.IOStreams) *
 	return cmd
 }
 
-// runFinish ends the grace of the exchange that the status shows, and of no other that may
+// runFinish ends the grace of the rotation that the status shows, and of no other that may
 // begin meanwhile.
 func (o *rotateOptions) runFinish(ctx context.Context, a *api) error {
 	var now v1.AuthorityStatus
@@ -285,7 +285,7 @@ func (o *rotateOptions) addWaitFlags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 10*time.Minute, "How long to wait")
 }
 
-// people reports whether certificates of people, or what their kubeconfigs trust, are exchanged.
+// people reports whether certificates of people, or what their kubeconfigs trust, are rotated.
 func (o *rotateOptions) people() bool {
 	return o.purpose == "" || o.purpose == "client" || o.purpose == "peer"
 }
@@ -359,7 +359,7 @@ func (o *rotateOptions) ask(ctx context.Context, a *api, path string, request v1
 	return nil
 }
 
-// await follows the exchange. At its end this kubeconfig may be none that the
+// await follows the rotation. At its end this kubeconfig may be none that the
 // cluster knows: then it is at its end.
 func (o *rotateOptions) await(ctx context.Context, a *api, now v1.AuthorityStatus) (v1.AuthorityStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)

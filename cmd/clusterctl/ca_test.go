@@ -15,10 +15,10 @@ import (
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 )
 
-// TestFinish: ca finish ends the exchange that is under way and begins none; rotate and split
+// TestFinish: ca finish ends the rotation that is under way and begins none; rotate and split
 // end none.
 func TestFinish(t *testing.T) {
-	exchange := v1.AuthorityStatus{Phase: v1.AuthorityReissue, Of: []string{"peer"}}
+	rotation := v1.AuthorityStatus{Phase: v1.AuthorityReissue, Of: []string{"peer"}}
 	for _, test := range []struct {
 		name    string
 		now     v1.AuthorityStatus
@@ -26,11 +26,11 @@ func TestFinish(t *testing.T) {
 		posted  string // the end of the path; "": nothing is asked for
 		refused string
 	}{
-		{"finish", exchange, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "/authority/finish", ""},
+		{"finish", rotation, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "/authority/finish", ""},
 		{"finish what has ended", v1.AuthorityStatus{Phase: v1.AuthorityStable}, func(o *rotateOptions, a *api) error { return o.runFinish(t.Context(), a) }, "", "no CA rotation in progress"},
-		{"rotate another", exchange, func(o *rotateOptions, a *api) error { o.purpose = "client"; return o.run(t.Context(), a, false) }, "", "(of peer); nothing was changed. clusterctl ca finish"},
-		{"rotate all", exchange, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
-		{"split", exchange, func(o *rotateOptions, a *api) error { o.split = true; return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
+		{"rotate another", rotation, func(o *rotateOptions, a *api) error { o.purpose = "client"; return o.run(t.Context(), a, false) }, "", "(of peer); nothing was changed. clusterctl ca finish"},
+		{"rotate all", rotation, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
+		{"split", rotation, func(o *rotateOptions, a *api) error { o.split = true; return o.run(t.Context(), a, false) }, "", "CA rotation in progress"},
 		{"rotate", v1.AuthorityStatus{Phase: v1.AuthorityStable}, func(o *rotateOptions, a *api) error { return o.run(t.Context(), a, false) }, "/authority", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -347,7 +347,7 @@ func (n *agentNode) applyTrustBundle(b join.TrustBundle) {
 	}
 	n.id.Trust = next
 	n.useIdentity()
-	n.log.Info("this node follows the exchange of the authority", "number", b.Number, "authorities", len(next.Whole()))
+	n.log.Info("this node follows the CA rotation", "number", b.Number, "authorities", len(next.Whole()))
 	n.lookAtCert()
 	n.servers.RequestRefresh()
 	if had.DropsAny(next) {

@@ -25,7 +25,7 @@ import (
 )
 
 // TestRestoreTrustNumber: a server that begins from a copy, whose agents had followed
-// an exchange of the authority, has a state beyond theirs, in its store and on disk.
+// a CA rotation, has a state beyond theirs, in its store and on disk.
 func TestRestoreTrustNumber(t *testing.T) {
 	ca, err := pki.NewCA("c", time.Now())
 	if err != nil {

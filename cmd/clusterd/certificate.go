@@ -24,16 +24,9 @@ func (m *Main) keepCert(ctx context.Context) error {
 	}
 }
 
-// mayRenew reports whether this machine's clock is good enough to sign by it: one that is known to
-// be wrong, without being known by how much, makes certificates of a time that others refuse.
-func (m *Main) mayRenew() bool {
-	v := m.clock.Verdict()
-	return !v.Wrong() || v.Ahead != 0
-}
-
 // renew makes the certificates again that near their end: each by itself.
 func (m *Main) renew(now time.Time) {
-	if !m.mayRenew() {
+	if !m.clock.Verdict().MaySign() {
 		return
 	}
 	if err := m.renewFront(now); err != nil {
@@ -53,8 +46,7 @@ func (m *Main) renewCert(now time.Time) error {
 	m.idMu.Lock()
 	defer m.idMu.Unlock()
 	signer := m.id.Trust.Signer()
-	named := pki.NamesServer(m.id.Cert, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...)
-	if m.mayRenew() && (pki.NeedsRenewal(m.id.Cert, now) || pki.LivesLonger(m.id.Cert, pki.ServerLifetime) || pki.NodeRole(m.id.Cert) != pki.Server || !named || !signer.Signed(m.id.Cert)) {
+	if m.clock.Verdict().MaySign() && signer.ServerDue(m.id.Cert, now, m.cfg.Name, certAddrs(m.cfg), certNames(m.cfg)...) {
 		cert, err := signer.IssueServer(m.id.Key.Public(), m.cfg.Name, certAddrs(m.cfg), now, certNames(m.cfg)...)
 		if err != nil {
 			return err

@@ -75,7 +75,7 @@ type Config struct {
 	// until a server is removed or another key is asked for. The leader's value holds.
 	GossipKeyAge Duration `json:"gossipKeyAge"`
 	// TokenKeyAge is how long tokens of service accounts are signed with the same key
-	// at most; 0: until another one is asked for or the authority is exchanged. The
+	// at most; 0: until another one is asked for or the CA is rotated. The
 	// leader's value holds.
 	TokenKeyAge Duration `json:"tokenKeyAge,omitzero"`
 	// NodeLeaseDuration is after what time without a renewal this node's lease has

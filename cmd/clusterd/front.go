@@ -29,13 +29,13 @@ func (m *Main) front() server.Front {
 // good for a while. The API server reads the files again when they change.
 func (m *Main) renewFront(now time.Time) error {
 	// Aggregated APIs learn a new authority late: they may know the old one
-	// alone until the exchange ends.
+	// alone until the rotation ends.
 	elder := m.trust.Load().For(pki.ForFront).Elder()
 	cert, err := m.dir.ReadFrontCert()
 	if err != nil {
 		return fmt.Errorf("certificate for aggregated APIs: %w", err)
 	}
-	if cert != nil && !m.mayRenew() {
+	if cert != nil && !m.clock.Verdict().MaySign() {
 		return nil
 	}
 	if cert != nil && elder.Signed(cert) && !pki.NeedsRenewal(cert, now) && !pki.LivesLonger(cert, frontLifetime) {

@@ -103,7 +103,7 @@ func lookCommand(data string) string {
 
 // writeKubeconfig keeps the administrator's kubeconfig of this machine.
 func (m *Main) writeKubeconfig() error {
-	if _, err := os.Stat(m.dir.InClear(nodedir.KubeconfigName)); err == nil && !m.mayRenew() {
+	if _, err := os.Stat(m.dir.InClear(nodedir.KubeconfigName)); err == nil && !m.clock.Verdict().MaySign() {
 		return m.dir.LinkInClear(nodedir.KubeconfigName)
 	}
 	return writeKubeconfig(m.dir, m.trust.Load(), "https://"+m.cfg.addr().String(), "clusterd", m.rights)

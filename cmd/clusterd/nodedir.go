@@ -21,7 +21,7 @@ func (c *Config) keyDir() (nodedir.KeyDir, error) {
 	return d, nil
 }
 
-// wireguardDir is where the node's key for pod traffic lies.
+// wireguardDir is where the node's key for pod traffic is stored.
 func (c *Config) wireguardDir() string {
 	d := nodedir.Dir(c.Data)
 	if c.SealKey == "" {

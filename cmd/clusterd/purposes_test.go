@@ -96,8 +96,8 @@ func TestAPIOfEachAuthority(t *testing.T) {
 	}
 }
 
-// TestFolderOfTheVersionBefore has one authority for all, and is written again as it was.
-func TestFolderOfTheVersionBefore(t *testing.T) {
+// TestDirOfTheVersionBefore has one authority for all, and is written again as it was.
+func TestDirOfTheVersionBefore(t *testing.T) {
 	ca, err := pki.NewCA("c", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -126,9 +126,9 @@ func TestFolderOfTheVersionBefore(t *testing.T) {
 	}
 }
 
-// TestFolderWithSeparateAuthorities: what seals secrets does not follow from the servers'
+// TestDirWithSeparateAuthorities: what seals secrets does not follow from the servers'
 // authority; a version that knows one authority does not start; an agent holds no key of any.
-func TestFolderWithSeparateAuthorities(t *testing.T) {
+func TestDirWithSeparateAuthorities(t *testing.T) {
 	trust := newSeparated(t)
 	d := nodedir.KeyDir{Dir: nodedir.Dir(t.TempDir())}
 	if err := d.WriteIdentity(identityOf(t, trust, pki.Server)); err != nil {

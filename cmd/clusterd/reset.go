@@ -109,7 +109,7 @@ func finishReset(out io.Writer, data string, steps []resetStep) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%w\n%s stays as it is: put right what failed and run `clusterd reset` again", err, data)
 	}
-	if err := removeFolder(data); err != nil {
+	if err := removeDir(data); err != nil {
 		return fmt.Errorf("remove data folder: %w", err)
 	}
 	fmt.Fprintf(out, "This machine runs nothing of clusterd in %s any more.\n", data)
@@ -183,14 +183,14 @@ func removeDriven(root string) error {
 		if err := unmountBelow(dir); err != nil {
 			return err
 		}
-		return removeFolder(dir)
+		return removeDir(dir)
 	})
 }
 
-// removeFolder removes a directory with all that is in it, and the link that names it,
+// removeDir removes a directory with all that is in it, and the link that names it,
 // if one does. One that is a file system of its own stays, empty. What is mounted
 // in it is others' data: then nothing is removed.
-func removeFolder(path string) error {
+func removeDir(path string) error {
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return os.RemoveAll(path)

@@ -60,8 +60,8 @@ func TestResetUnmountsBehindLinks(t *testing.T) {
 	}
 }
 
-// TestRemoveFolderKeepsMounts: nothing is removed while anything is mounted below.
-func TestRemoveFolderKeepsMounts(t *testing.T) {
+// TestRemoveDirKeepsMounts: nothing is removed while anything is mounted below.
+func TestRemoveDirKeepsMounts(t *testing.T) {
 	base := t.TempDir()
 	folder, link := filepath.Join(base, "disk"), filepath.Join(base, "data")
 	data := mountAt(t, filepath.Join(folder, "volumes", "v"))
@@ -72,7 +72,7 @@ func TestRemoveFolderKeepsMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{folder, link} {
-		if err := removeFolder(path); err == nil || !strings.Contains(err.Error(), "volumes/v is mounted") {
+		if err := removeDir(path); err == nil || !strings.Contains(err.Error(), "volumes/v is mounted") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestRemoveFolderKeepsMounts(t *testing.T) {
 	if err := unmountBelow(link); err != nil {
 		t.Fatal(err)
 	}
-	if err := removeFolder(link); err != nil {
+	if err := removeDir(link); err != nil {
 		t.Fatal(err)
 	}
 	if exists(folder) || exists(link) || !exists(data) {
@@ -90,9 +90,9 @@ func TestRemoveFolderKeepsMounts(t *testing.T) {
 	}
 }
 
-// TestHostFolders: a reset knows the directories outside of the data directory that the node
+// TestHostDirs: a reset knows the directories outside of the data directory that the node
 // ran with, also those of earlier starts.
-func TestHostFolders(t *testing.T) {
+func TestHostDirs(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Data = t.TempDir()
 	dir, base := nodedir.Dir(cfg.Data), t.TempDir()
@@ -131,8 +131,8 @@ func TestHostFolders(t *testing.T) {
 	}
 }
 
-// TestResetStopsBeforeTheFolder: a step that fails leaves the data directory, and says so.
-func TestResetStopsBeforeTheFolder(t *testing.T) {
+// TestResetStopsBeforeTheDir: a step that fails leaves the data directory, and says so.
+func TestResetStopsBeforeTheDir(t *testing.T) {
 	folder := t.TempDir()
 	var out bytes.Buffer
 	err := finishReset(&out, folder, []resetStep{

@@ -3,16 +3,12 @@ package main
 import (
 	"context"
 	"crypto/x509"
-	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "github.com/clusterd/clusterd/apis/clusterd/v1"
 	"github.com/clusterd/clusterd/member/join"
-	"github.com/clusterd/clusterd/member/pki"
 	"github.com/clusterd/clusterd/slack"
 )
 
@@ -57,42 +53,20 @@ func (a *clusterAPI) getRevocations(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, list)
 }
 
-// serialForm is a serial number in hexadecimal, as openssl prints it, too.
-var serialForm = regexp.MustCompile(`^[0-9A-Fa-f][0-9A-Fa-f:]{0,80}$`)
-
-// maxUserName bounds what becomes a key of the store.
-const maxUserName = 253
-
 func (a *clusterAPI) postRevocation(w http.ResponseWriter, r *http.Request) {
 	var req v1.RevocationRequest
 	if !decode(w, r, smallRequest, &req) {
 		return
 	}
-	if why := revocable(req); why != "" {
-		refuse(w, http.StatusBadRequest, why)
+	revocation := join.Revocation{User: req.User, Serial: req.Serial}
+	if err := revocation.Validate(); err != nil {
+		refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	done, err := join.Revoke(r.Context(), a.store, join.Revocation{User: req.User, Serial: req.Serial}, a.clock.Now())
+	done, err := join.Revoke(r.Context(), a.store, revocation, a.clock.Now())
 	if err != nil {
 		fail(w, err)
 		return
 	}
 	reply(w, http.StatusOK, v1.Revocation(done))
-}
-
-// revocable says what is wrong with a request; "": nothing.
-func revocable(req v1.RevocationRequest) string {
-	switch {
-	case (req.User == "") == (req.Serial == ""):
-		return "give a user or a serial number, and not both"
-	case req.Serial != "" && !serialForm.MatchString(req.Serial):
-		return fmt.Sprintf("serial %q: give it in hexadecimal, as `openssl x509 -noout -serial` prints it", req.Serial)
-	case len(req.User) > maxUserName:
-		return fmt.Sprintf("user: the name has %d bytes, at most %d are possible", len(req.User), maxUserName)
-	case strings.HasPrefix(req.User, pki.NodeUserPrefix):
-		return fmt.Sprintf("user %q: a node's key is taken away with `clusterctl members rm %s`", req.User, strings.TrimPrefix(req.User, pki.NodeUserPrefix))
-	case strings.HasPrefix(req.User, "system:"):
-		return fmt.Sprintf("user %q: it has no certificate that could be revoked; service accounts' tokens go with the account, the pod or the Secret they are bound to", req.User)
-	}
-	return ""
 }

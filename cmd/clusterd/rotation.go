@@ -68,7 +68,7 @@ func (m *Main) newGossipKeys() *gossipkey.Node {
 		},
 		Adopt: m.adoptRing,
 		Addr:  m.serverAddr, Known: m.memberAddrs, Self: m.cfg.addr(), Fetch: m.fetchKeys,
-		Every: m.cfg.GossipKeyAge.Duration, Now: m.clock.Now, Log: m.log, LeaderLog: room(m.log, "gossipkey"),
+		Every: m.cfg.GossipKeyAge.Duration, Now: m.clock.Now, Log: room(m.log, "gossipkey"),
 	}
 }
 

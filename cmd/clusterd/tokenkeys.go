@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// tokenKeysLook is how often the leader looks whether the authority was exchanged.
+	// tokenKeysLook is how often the leader looks whether the CA was rotated.
 	tokenKeysLook = time.Second
 	// tokenKeysDrop is how often it looks for keys that are too old, to sign or at all.
 	tokenKeysDrop = time.Hour
 )
 
 // keepTokenKeys changes, as the leader, the key that signs the tokens of service
-// accounts after each exchange of the authority for secrets, and when it is older than
+// accounts after each CA rotation for secrets, and when it is older than
 // --token-key-age, and deletes keys that verify no token any more. A thief of a server's disk has the key of that time; the new
 // one is sealed with what follows from the new authority.
 func (m *Main) keepTokenKeys(ctx context.Context) error {

@@ -107,7 +107,7 @@ var agentCalls = []call{
 	{name: "removes a member", method: "DELETE", path: "/clusterd/v1/members/a2", alone: true},
 	{name: "makes itself a server", method: "PUT", path: "/clusterd/v1/members/a1/role", body: `{"role":"server"}`, alone: true},
 	{name: "approves a machine", method: "POST", path: "/clusterd/v1/asking", body: `{"code":"AAAA-AAAA","role":"server"}`, alone: true},
-	{name: "exchanges the authority", method: "POST", path: "/clusterd/v1/authority", body: `{}`, alone: true},
+	{name: "rotates the CA", method: "POST", path: "/clusterd/v1/authority", body: `{}`, alone: true},
 	{name: "changes the gossip key", method: "POST", path: "/clusterd/v1/gossip-key", body: `{}`, alone: true},
 	{name: "revokes the administrator", method: "POST", path: "/clusterd/v1/revocations", body: `{"user":"admin"}`, alone: true},
 	{name: "rolls out a release", method: "PUT", path: "/clusterd/v1/upgrade", body: `{}`, alone: true},

@@ -28,7 +28,7 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// Phase is how far an exchange is.
+// Phase is how far a rotation is.
 type Phase string
 
 const (
@@ -51,7 +51,7 @@ type State struct {
 	Authorities [][]byte `json:"-"`
 	// Own are those of purposes that have authorities of their own.
 	Own map[pki.Purpose][][]byte `json:"-"`
-	// Of is what the exchange is of, or was; empty: of Authorities.
+	// Of is what the rotation is of, or was; empty: of Authorities.
 	Of []pki.Purpose `json:"of,omitempty"`
 	// Split: it gives purposes authorities of their own.
 	Split bool `json:"split,omitempty"`
@@ -63,10 +63,10 @@ type State struct {
 	// its key when Distribute begins.
 	Maker string    `json:"maker,omitempty"`
 	Since time.Time `json:"since"`          // when the phase began
-	Began time.Time `json:"began,omitzero"` // when the exchange did
+	Began time.Time `json:"began,omitzero"` // when the rotation did
 	// Grace is how long Reissue lasts at least, so that people can get themselves
 	// new kubeconfigs; Finish: until all members are ready, and no longer. In
-	// Stable, Finish says that the exchange ended so.
+	// Stable, Finish says that the rotation ended so.
 	Grace  time.Duration `json:"grace,omitempty"`
 	Finish bool          `json:"finish,omitempty"`
 }
@@ -80,12 +80,12 @@ func (s State) Trust() (*pki.Trust, error) {
 	return word.Trust()
 }
 
-// Is reports whether the exchange is of these purposes, in any order.
+// Is reports whether the rotation is of these purposes, in any order.
 func (s State) Is(of []pki.Purpose) bool {
 	return slices.Equal(slices.Sorted(slices.Values(of)), slices.Sorted(slices.Values(s.of())))
 }
 
-// of is what the exchange is of.
+// of is what the rotation is of.
 func (s State) of() []pki.Purpose {
 	if len(s.Of) == 0 {
 		return []pki.Purpose{pki.ForPeers}
@@ -101,7 +101,7 @@ func (s State) For(p pki.Purpose) [][]byte {
 	return s.Own[p]
 }
 
-// change is the state with what f makes of the authorities that are exchanged.
+// change is the state with what f makes of the authorities that are rotated.
 func (s State) change(f func(pki.Purpose, [][]byte) [][]byte) State {
 	s.Own = maps.Clone(s.Own)
 	for _, p := range s.of() {
@@ -117,8 +117,8 @@ func (s State) change(f func(pki.Purpose, [][]byte) [][]byte) State {
 	return s
 }
 
-// exchanges reports whether what is for that purpose is exchanged.
-func (s State) exchanges(p pki.Purpose) bool {
+// rotates reports whether what is for that purpose is rotated.
+func (s State) rotates(p pki.Purpose) bool {
 	_, own := s.Own[p]
 	return slices.Contains(s.of(), p) || !own && slices.Contains(s.of(), pki.ForPeers)
 }
@@ -152,7 +152,7 @@ const arrivalTimeout = 5 * time.Minute
 // trust the new authority by then, and get a new certificate when they come.
 const absenceTimeout = time.Minute
 
-// settle is how long an exchange lasts at least: pods and aggregated APIs hear
+// settle is how long a rotation lasts at least: pods and aggregated APIs hear
 // of the new authority when it begins, and it is not known when they have heard.
 const settle = 30 * time.Second
 
@@ -197,14 +197,14 @@ func (s State) Next(members []Member, now time.Time) (State, bool) {
 	default:
 		next.Phase, next.Maker, next.Began, next.Grace = Stable, "", time.Time{}, 0
 		next = next.change(func(_ pki.Purpose, list [][]byte) [][]byte { return list[:1] })
-		if s.exchanges(pki.ForSecrets) && !s.Split {
+		if s.rotates(pki.ForSecrets) && !s.Split {
 			next.Tokens, next.TokensAlone = next.Number, s.Finish
 		}
 	}
 	return next, true
 }
 
-// Request is what a server asks for that begins an exchange.
+// Request is what a server asks for that begins a rotation.
 type Request struct {
 	// Now is what the asking server trusts. It counts if the cluster has no state yet.
 	Now *pki.Trust
@@ -217,7 +217,7 @@ type Request struct {
 	Finish bool
 }
 
-// begin is the state with which an exchange begins, or begins again with other
+// begin is the state with which a rotation begins, or begins again with other
 // authorities because the first ones' keys are lost.
 func (s State) begin(w Request, now time.Time) (State, error) {
 	again := s.Phase == Distribute
@@ -274,7 +274,7 @@ type stateFields State
 
 // stateJSON is a State in the store. Once a purpose has an authority of its own,
 // authorities is an object. Versions that know one authority alone cannot read that: they
-// stay as they are, and the exchange waits for them.
+// stay as they are, and the rotation waits for them.
 type stateJSON struct {
 	*stateFields
 	Authorities any `json:"authorities"`

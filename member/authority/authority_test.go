@@ -107,9 +107,9 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryWrite: whichever write of an exchange a killed member made or
+// TestKilledAtEveryWrite: whichever write of a rotation a killed member made or
 // did not make, and whichever member leads then, it comes to its end, and at all times any two
-// members trust each other, in each purpose. The same for an exchange that gives purposes
+// members trust each other, in each purpose. The same for a rotation that gives purposes
 // authorities of their own.
 func TestKilledAtEveryWrite(t *testing.T) {
 	for _, test := range []struct {
@@ -128,13 +128,13 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		for kill := int64(1); kill <= 16; kill++ {
 			for _, after := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, write %d, done %t", test.name, kill, after), func(t *testing.T) {
-					exchangeWithKill(t, before, made, wishes, kill, after, 0)
+					rotationWithKill(t, before, made, wishes, kill, after, 0)
 				})
 			}
 		}
 		for step := 1; step <= 12; step++ {
 			t.Run(fmt.Sprintf("%s, step %d of a server fails", test.name, step), func(t *testing.T) {
-				exchangeWithKill(t, before, made, wishes, 0, false, step)
+				rotationWithKill(t, before, made, wishes, 0, false, step)
 			})
 		}
 	}
@@ -173,7 +173,7 @@ func successors(t *testing.T, trust *pki.Trust, made map[string]*pki.CA, of ...p
 	return w
 }
 
-func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Request, kill int64, after bool, failing int) {
+func rotationWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, wishes []Request, kill int64, after bool, failing int) {
 	ctx := t.Context()
 	steps := 0
 	fail := func() error {
@@ -243,8 +243,8 @@ func exchangeWithKill(t *testing.T, before *pki.Trust, made map[string]*pki.CA, 
 	for _, m := range all {
 		for _, p := range pki.Purposes {
 			own, was := m.trust.For(p), before.For(p).Signer().ID()
-			exchanged := slices.Contains(of, p) || !separate && slices.Contains(of, pki.ForPeers)
-			if len(own.All()) != 1 || (own.Find(was) != nil) == exchanged || m.server != own.Signer().HasKey() {
+			rotated := slices.Contains(of, p) || !separate && slices.Contains(of, pki.ForPeers)
+			if len(own.All()) != 1 || (own.Find(was) != nil) == rotated || m.server != own.Signer().HasKey() {
 				t.Errorf("%s trusts as %s %+v", m.id, p, own)
 			}
 		}
@@ -321,7 +321,7 @@ func TestStateOfVersions(t *testing.T) {
 	}
 }
 
-// TestTokenKeysFollow: the keys of tokens are changed with what seals them, and an exchange
+// TestTokenKeysFollow: the keys of tokens are changed with what seals them, and a rotation
 // of another purpose does not make anybody forget that.
 func TestTokenKeysFollow(t *testing.T) {
 	trust := newTrust(t, true)
@@ -376,7 +376,7 @@ func TestLostKeyIsMadeAnew(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := Begin(ctx, s, successors(t, old, nil, of...), now); !errors.Is(err, ErrUnderWay) {
-			t.Errorf("a second exchange: %v", err)
+			t.Errorf("a second rotation: %v", err)
 		}
 		again := Request{Maker: "n2"}
 		leader := Leader{Store: s, Log: slog.New(slog.DiscardHandler), Make: func(ctx context.Context, lost []pki.Purpose) error {
@@ -440,13 +440,13 @@ func TestOldTokensGo(t *testing.T) {
 		t.Errorf("tokens %+v, %v; want %s", tokens, err, kept)
 	}
 	if err := Finish(ctx, s, nil); !errors.Is(err, ErrNone) {
-		t.Errorf("finish without an exchange: %v", err)
+		t.Errorf("finish without a rotation: %v", err)
 	}
 }
 
-// TestFinishNamesTheExchange: whoever finishes another exchange than the one under way
+// TestFinishNamesTheRotation: whoever finishes another rotation than the one under way
 // ends nothing.
-func TestFinishNamesTheExchange(t *testing.T) {
+func TestFinishNamesTheRotation(t *testing.T) {
 	ctx, s, now := t.Context(), jointest.New(), time.Unix(1e9, 0)
 	trust := newTrust(t, true)
 	successor, err := trust.Signer().NewSuccessor(now)
@@ -486,7 +486,7 @@ func record(t *testing.T, s *jointest.Store, r join.Record) {
 }
 
 // TestRestored: a cluster that begins from a copy has one authority, and its next
-// exchange has numbers that agents of the cluster that was, however far that had
+// rotation has numbers that agents of the cluster that was, however far that had
 // come, take up.
 func TestRestored(t *testing.T) {
 	for _, separate := range []bool{false, true} {
@@ -537,15 +537,15 @@ func restoredFrom(t *testing.T, trust *pki.Trust) {
 			t.Fatal(err)
 		}
 		trust.Number = 0
-		// The cluster that was may have exchanged its authority since, and often.
+		// The cluster that was may have rotated its CA since, and often.
 		if got, err = Get(t.Context(), s, false); err != nil || got.Number <= number+1000 || got.Phase != Distribute || string(got.Authorities[0]) != ca || (len(got.Own) > 0) != trust.Separated() {
-			t.Errorf("from %+v, the next exchange: %+v, %v", was, got, err)
+			t.Errorf("from %+v, the next rotation: %+v, %v", was, got, err)
 		}
 	}
 }
 
 // TestGraceByTheClustersTime: a leader whose machine's clock is two days ahead does not end the grace
-// of an exchange.
+// of a rotation.
 func TestGraceByTheClustersTime(t *testing.T) {
 	cluster := time.Now().Add(-48 * time.Hour)
 	s, old := jointest.New(), newTrust(t, false)

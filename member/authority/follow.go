@@ -8,7 +8,7 @@ import (
 	"github.com/clusterd/clusterd/member/pki"
 )
 
-// Follower is a server's part of exchanges: it takes up the state of the store, and says
+// Follower is a server's part of rotations: it takes up the state of the store, and says
 // so once it has done all that this asks. It may be killed at any moment. Its methods
 // are for one goroutine.
 type Follower struct {

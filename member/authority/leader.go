@@ -13,8 +13,8 @@ import (
 	"github.com/clusterd/clusterd/slack"
 )
 
-// Leader takes an exchange from step to step while this node leads. Nothing is
-// remembered between two looks: another leader goes on where this one ended.
+// Leader takes a rotation from step to step while this node leads. Nothing is
+// remembered between two looks: another leader continues where this one ended.
 type Leader struct {
 	Store join.Store
 	// Make makes other successors for these purposes, writes their keys to this node's disk, and begins
@@ -46,7 +46,7 @@ func (l *Leader) Run(ctx context.Context) error {
 	}
 	for {
 		if err := l.look(ctx, now()); err != nil && ctx.Err() == nil {
-			l.Log.Warn("the exchange of the authority waits", "err", err)
+			l.Log.Warn("the CA rotation waits", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -84,13 +84,13 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
-		if state.exchanges(pki.ForPeers) {
-			more = append(more, join.GossipKeyRotation("the authority was exchanged"))
+		if state.rotates(pki.ForPeers) {
+			more = append(more, join.GossipKeyRotation("the CA was rotated"))
 		}
 	}
 	done, err := put(ctx, l.Store, revision, next, more...)
 	if done {
-		l.Log.Info("the exchange of the authority goes on", "phase", next.Phase, "number", next.Number)
+		l.Log.Info("the CA rotation continues", "phase", next.Phase, "number", next.Number)
 	}
 	return err
 }
@@ -112,6 +112,6 @@ func (l *Leader) logWaiting(state State, members []Member, now time.Time) {
 	names = names[:min(len(names), 10)]
 	if line := string(state.Phase) + " " + strings.Join(names, " "); line != l.logged {
 		l.logged = line
-		l.Log.Info("the exchange of the authority waits for members", "phase", state.Phase, "for", names)
+		l.Log.Info("the CA rotation waits for members", "phase", state.Phase, "for", names)
 	}
 }

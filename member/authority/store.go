@@ -30,10 +30,10 @@ var separate = join.Progress{Prefix: join.SeparateKnown, Origin: origin}
 // ErrUnderWay is returned by Begin while a CA rotation is in progress.
 var ErrUnderWay = errors.New("CA rotation in progress: see clusterctl ca status")
 
-// ErrNone is returned by Finish when no exchange is under way.
-var ErrNone = errors.New("the authority is not being exchanged: begin with clusterctl ca rotate")
+// ErrNone is returned by Finish when no rotation is in progress.
+var ErrNone = errors.New("no CA rotation is in progress: start one with clusterctl ca rotate")
 
-// Get reads the state. A cluster whose authority was never exchanged has the zero
+// Get reads the state. A cluster whose CA was never rotated has the zero
 // State. A stale one needs no leader.
 func Get(ctx context.Context, s join.Store, stale bool) (State, error) {
 	state, _, err := get(ctx, s, stale)
@@ -74,7 +74,7 @@ func put(ctx context.Context, s join.Store, revision int64, next State, more ...
 	return res.Succeeded, nil
 }
 
-// Begin begins an exchange. What has no authority of its own yet gets one; that is refused
+// Begin begins a rotation. What has no authority of its own yet gets one; that is refused
 // with an error that is an ErrBehind while a member's version does not know of such.
 func Begin(ctx context.Context, s join.Store, w Request, now time.Time) error {
 	state, revision, err := get(ctx, s, false)
@@ -149,10 +149,10 @@ func begin(ctx context.Context, s join.Store, state State, revision int64, w Req
 	return err
 }
 
-// ErrOther is returned by Finish when another exchange is under way.
-var ErrOther = errors.New("another exchange is under way")
+// ErrOther is returned by Finish when another CA rotation is in progress.
+var ErrOther = errors.New("another CA rotation is in progress")
 
-// Finish asks that the exchange of these purposes end as soon as all members are
+// Finish asks that the rotation of these purposes end as soon as all members are
 // ready; none: whatever is under way. It returns ErrNone if none is, and an error that is an
 // ErrOther if it is of others.
 func Finish(ctx context.Context, s join.Store, of []pki.Purpose) error {
@@ -216,7 +216,7 @@ func Members(ctx context.Context, s join.Store, stale bool) ([]Member, error) {
 const restoreGap = 1_000_000
 
 // Restored is the state of a cluster that begins on new machines, from a copy: its
-// authorities are not being exchanged. The number lies beyond those of the
+// authorities are not being rotated. The number lies beyond those of the
 // cluster that was, since agents stay and follow higher numbers alone. The
 // operations make the keyspace such a one.
 func Restored(k *mvcc.Keyspace, trust *pki.Trust, now time.Time) (State, []mvcc.Op, error) {

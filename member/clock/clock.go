@@ -54,6 +54,10 @@ type Verdict struct {
 // Wrong reports whether this machine's clock is.
 func (v Verdict) Wrong() bool { return v.Why != "" }
 
+// MaySign reports whether the clock is good enough to sign certificates by: one that is known to be
+// wrong, without being known by how much, makes certificates of a time that others refuse.
+func (v Verdict) MaySign() bool { return !v.Wrong() || v.Ahead != 0 }
+
 // Judge decides at now, by this machine's clock. floor is a moment that has passed for certain, and
 // what it is. servers is how many the cluster has, self whether this machine is one of them, and readings
 // are of the others that answered. A clock is wrong if it is before floor, or if more

@@ -11,8 +11,8 @@ import (
 	"github.com/clusterd/clusterd/slack"
 )
 
-// Leader takes changes of the key from step to step while this node leads. Nothing
-// is remembered between two looks: another leader goes on where this one ended.
+// Leader takes rotations of the key from step to step while this node leads. Nothing
+// is remembered between two looks: another leader continues where this one ended.
 type Leader struct {
 	Store join.Store
 	// Every is how long a key is used at most; 0: until another is asked for.
@@ -38,7 +38,7 @@ func (l *Leader) Run(ctx context.Context) error {
 	}
 	for {
 		if err := l.look(ctx, now()); err != nil && ctx.Err() == nil {
-			l.Log.Warn("the change of the gossip key waits", "err", err)
+			l.Log.Warn("the rotation of the gossip key waits", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -77,7 +77,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 			}
 		}
 		if len(old) > 0 {
-			l.logWaiting("another gossip key is due and waits for servers that have not said yet that they can change it: start them, with this version of clusterd", old)
+			l.logWaiting("another gossip key is due and waits for servers that have not reported yet that they can rotate it: start them, with this version of clusterd", old)
 			return nil
 		}
 		return l.begin(ctx, state, revision, wished, due, now)
@@ -87,7 +87,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		done, err := put(ctx, l.Store, revision, next)
 		if done {
 			l.logged = ""
-			l.Log.Info("the change of the gossip key goes on", "phase", next.Phase, "generation", next.Generation)
+			l.Log.Info("the rotation of the gossip key continues", "phase", next.Phase, "generation", next.Generation)
 		}
 		return err
 	default:
@@ -95,7 +95,7 @@ func (l *Leader) look(ctx context.Context, now time.Time) error {
 		for _, m := range state.Lagging(servers) {
 			names = append(names, m.Name)
 		}
-		l.logWaiting("the change of the gossip key waits for servers", names)
+		l.logWaiting("the rotation of the gossip key waits for servers", names)
 		return nil
 	}
 }
@@ -118,7 +118,7 @@ func (l *Leader) begin(ctx context.Context, state State, revision, wished int64,
 	first, id := l.Make()
 	done, err := put(ctx, l.Store, revision, state.Begin(first, id, wished, now))
 	if done {
-		l.Log.Info("the gossip key is being changed", "why", why)
+		l.Log.Info("the gossip key is being rotated", "why", why)
 	}
 	return err
 }

@@ -41,8 +41,7 @@ type Node struct {
 	Every time.Duration
 	// Now is the cluster's time.
 	Now func() time.Time
-	// Log is for what this server follows, LeaderLog for what it leads.
-	Log, LeaderLog *slog.Logger
+	Log *slog.Logger
 
 	made keyBox // by this server as leader
 }
@@ -234,7 +233,7 @@ func (g *Node) Lead(ctx context.Context) error {
 	leader := Leader{
 		Store: g.Store,
 		Every: g.Every,
-		Log:   g.LeaderLog,
+		Log:   g.Log,
 		Now:   g.Now,
 		Make: func() (first, id string) {
 			key := New()

@@ -37,7 +37,7 @@ func nodeOf(t *testing.T, s *jointest.Store, mine Ring, theirs *Ring) *Node {
 			}
 			return &join.Keys{GossipKey: theirs.Keys[0], Gossip: &join.GossipKeys{Number: theirs.Number, Keys: theirs.Keys}}, nil
 		},
-		Now: time.Now, Log: slog.New(slog.DiscardHandler), LeaderLog: slog.New(slog.DiscardHandler),
+		Now: time.Now, Log: slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Judgement is what a node does by the answers to its question for its membership status. At most
-// one of Removed, Demoted and StartOver is set; none: it goes on.
+// one of Removed, Demoted and StartOver is set; none: it continues.
 type Judgement struct {
 	// Removed: it is not a member any more, and ends.
 	Removed *Removal
@@ -24,7 +24,7 @@ type Judgement struct {
 }
 
 // JudgeMembership decides what follows from the answers for a server of the epoch ours, which leads
-// or follows a leader, or does not. It goes on while it hears a leader of its own epoch, or while a
+// or follows a leader, or does not. It continues while it hears a leader of its own epoch, or while a
 // member of that epoch hears one and has this node for a server: the cluster was recovered
 // elsewhere although that majority lived, and ending this node would lose what it has
 // written; or the server that says otherwise was removed and still shows a good certificate.

@@ -10,7 +10,7 @@ import (
 // Token bucket of each member for changes of what it says of itself. Each is a write
 // to the store, which a member could otherwise cause as fast as it can send requests.
 const (
-	notesAtOnce = 4               // burst, as when it joins while the authority is exchanged
+	notesAtOnce = 4               // burst, as when it joins while the CA is rotated
 	notesEvery  = 5 * time.Second // then one in this time
 	// maxNoters bounds the number of buckets. When it is reached all are dropped.
 	maxNoters = 1 << 14

@@ -34,8 +34,8 @@ type Request struct {
 type Response struct {
 	Role    pki.Role `json:"role"`
 	Cluster Cluster  `json:"cluster"`
-	// CACert is the authority in PEM; during its exchange both, the one that signs
-	// first, and Trust says which state of the exchange that is.
+	// CACert is the CA in PEM; during its rotation both, the one that signs
+	// first, and Trust says which state of the rotation that is.
 	CACert []byte `json:"caCert"`
 	Trust  uint64 `json:"trust,omitempty"`
 	// Own are those of purposes that have authorities of their own.
@@ -132,7 +132,7 @@ type Keys struct {
 	// and the number of the state that they are from. nil from servers that are older
 	// than such changes.
 	Gossip *GossipKeys `json:"gossip,omitempty"`
-	// Trust is nil from servers that are older than exchanges of the authority.
+	// Trust is nil from servers that are older than CA rotations.
 	Trust *TrustBundle `json:"trust,omitempty"`
 	// OwnKeys are the keys of Trust.Own.
 	OwnKeys map[pki.Purpose][]byte `json:"ownKeys,omitempty"`

@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,6 +29,29 @@ type Revocation struct {
 	Revoked time.Time `json:"revoked"`
 	// Ends is when the last such certificate has ended by itself.
 	Ends time.Time `json:"ends"`
+}
+
+// serialForm is a serial number in hexadecimal, as openssl prints it, too.
+var serialForm = regexp.MustCompile(`^[0-9A-Fa-f][0-9A-Fa-f:]{0,80}$`)
+
+// maxUserName bounds what becomes a key of the store.
+const maxUserName = 253
+
+// Validate refuses what cannot be revoked; the error says what to do in its place.
+func (r Revocation) Validate() error {
+	switch {
+	case (r.User == "") == (r.Serial == ""):
+		return errors.New("give a user or a serial number, and not both")
+	case r.Serial != "" && !serialForm.MatchString(r.Serial):
+		return fmt.Errorf("serial %q: give it in hexadecimal, as `openssl x509 -noout -serial` prints it", r.Serial)
+	case len(r.User) > maxUserName:
+		return fmt.Errorf("user: the name has %d bytes, at most %d are possible", len(r.User), maxUserName)
+	case strings.HasPrefix(r.User, pki.NodeUserPrefix):
+		return fmt.Errorf("user %q: a node's key is taken away with `clusterctl members rm %s`", r.User, strings.TrimPrefix(r.User, pki.NodeUserPrefix))
+	case strings.HasPrefix(r.User, "system:"):
+		return fmt.Errorf("user %q: it has no certificate that could be revoked; service accounts' tokens go with the account, the pod or the Secret they are bound to", r.User)
+	}
+	return nil
 }
 
 func (r Revocation) key() string {

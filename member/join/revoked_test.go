@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"crypto/x509"
+	"strings"
 	"testing"
 	"time"
 
@@ -153,5 +154,29 @@ func TestRevocationIsKept(t *testing.T) {
 	}
 	if ahead := 10 * 365 * 24 * time.Hour; time.Duration(s.ttl)*time.Second < ahead+pki.MaxClientLifetime {
 		t.Errorf("it is kept for %d s: a clock that is ten years ahead ends it too early", s.ttl)
+	}
+}
+
+// TestRevocationValidate: what cannot be revoked is refused with what to do in its place.
+func TestRevocationValidate(t *testing.T) {
+	for _, tc := range []struct {
+		r    Revocation
+		want string // "": it is good
+	}{
+		{Revocation{User: "alice"}, ""},
+		{Revocation{Serial: "4F:a0"}, ""},
+		{Revocation{}, "give a user or a serial number"},
+		{Revocation{User: "alice", Serial: "4f"}, "not both"},
+		{Revocation{Serial: "x1"}, "openssl x509"},
+		{Revocation{User: strings.Repeat("a", 254)}, "at most 253"},
+		{Revocation{User: "system:node:n1"}, "members rm n1"},
+		{Revocation{User: "system:serviceaccount:a:b"}, "go with the account"},
+	} {
+		switch err := tc.r.Validate(); {
+		case tc.want == "" && err != nil:
+			t.Errorf("%+v: %v", tc.r, err)
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+			t.Errorf("%+v: %v, want %q", tc.r, err, tc.want)
+		}
 	}
 }

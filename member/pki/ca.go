@@ -274,6 +274,14 @@ func LivesLonger(cert *x509.Certificate, life time.Duration) bool {
 	return cert.NotAfter.Sub(cert.NotBefore) > life+2*backdate
 }
 
+// ServerDue reports whether a server needs another certificate of this CA: its own nears its end, is
+// of an earlier version or another role or CA, or does not name what the API is called by
+// today, no less and no more.
+func (ca *CA) ServerDue(cert *x509.Certificate, now time.Time, name string, ips []netip.Addr, further ...string) bool {
+	return NeedsRenewal(cert, now) || LivesLonger(cert, ServerLifetime) || NodeRole(cert) != Server ||
+		!NamesServer(cert, name, ips, further...) || !ca.Signed(cert)
+}
+
 // NodeName returns the node name in a node's certificate, and false for any
 // other certificate.
 func NodeName(cert *x509.Certificate) (string, bool) {

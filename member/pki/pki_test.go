@@ -194,3 +194,49 @@ func TestShortLives(t *testing.T) {
 		t.Errorf("without it: %s, %v", long.NotAfter.Sub(now), err)
 	}
 }
+
+// TestServerDue: a server keeps the certificate of its CA that names what it is called by.
+func TestServerDue(t *testing.T) {
+	now := time.Now()
+	ca, err := NewCA("test", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := NewCA("test", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ips := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	server, err := ca.IssueServer(key.Public(), "n1", ips, now, "api.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := ca.IssueAgent(key.Public(), "n1", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name  string
+		ca    *CA
+		cert  *x509.Certificate
+		now   time.Time
+		ips   []netip.Addr
+		names []string
+		want  bool
+	}{
+		{"as it is", ca, server, now, ips, []string{"api.example"}, false},
+		{"it nears its end", ca, server, now.Add(ServerLifetime), ips, []string{"api.example"}, true},
+		{"another address", ca, server, now, []netip.Addr{netip.MustParseAddr("192.0.2.2")}, []string{"api.example"}, true},
+		{"a name that it has no more", ca, server, now, ips, nil, true},
+		{"another CA signs", other, server, now, ips, []string{"api.example"}, true},
+		{"it was an agent", ca, agent, now, ips, []string{"api.example"}, true},
+	} {
+		if got := tc.ca.ServerDue(tc.cert, tc.now, "n1", tc.ips, tc.names...); got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}

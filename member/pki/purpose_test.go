@@ -137,7 +137,7 @@ func TestSeparateTrust(t *testing.T) {
 		t.Errorf("a key is another's: %v", err)
 	}
 	if _, err := whole.WithOwn(map[Purpose][]byte{ForPeers: trust.Bundle()}, nil); err == nil {
-		t.Error("the servers' authority was exchanged for another")
+		t.Error("the servers' authority was replaced by another")
 	}
 }
 

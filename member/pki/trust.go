@@ -18,7 +18,7 @@ import (
 // the cluster changes its authority, the one before or after it; and the same for each
 // purpose that has authorities of its own (see For). It is immutable.
 type Trust struct {
-	// Number says which state of the exchange it follows; a higher one is newer.
+	// Number says which state of the rotation it follows; a higher one is newer.
 	Number uint64
 	cas    []*CA // the first signs
 	pool   *x509.CertPool

@@ -1,6 +1,6 @@
-// Package recovery decides how a cluster whose quorum is permanently lost goes on: which
+// Package recovery decides how a cluster whose quorum is permanently lost continues: which
 // member's state is the newest, whether there is something to recover at all, and whether
-// an order fits what the members say now. It asks no member and touches no store.
+// an order fits what the members answer now. It asks no member and touches no store.
 package recovery
 
 import (
@@ -32,7 +32,7 @@ type Survivor struct {
 	Leader    string          `json:"leader,omitempty"` // whom it follows
 }
 
-// Survey is what the members say of the state they hold.
+// Survey is what the members answer about the state they hold.
 type Survey struct {
 	Epoch   raftstore.Epoch `json:"epoch"`
 	Members []Survivor      `json:"members"`

@@ -112,7 +112,7 @@ func (r *Rights) Revoked(id string) bool {
 	return err == nil && gone // a store that is closing knows nothing
 }
 
-// Admitted says whether gossip may list a member: a server of the records, by
+// Admitted reports whether gossip may list a member: a server of the records, by
 // the name it has there. While this member follows no leader its records may
 // lack those who joined last, and only who was removed is refused.
 func (r *Rights) Admitted(m gossip.Meta) bool {
@@ -122,14 +122,14 @@ func (r *Rights) Admitted(m gossip.Meta) bool {
 	}
 	rec, err := join.Member(context.Background(), s, m.ID)
 	if err != nil {
-		// A store that lacks this member's own record has only begun to fill.
+		// A store that lacks this member's own record is still being filled.
 		_, err = join.Member(context.Background(), s, r.self)
 		return err != nil && !r.Revoked(m.ID)
 	}
 	return rec.IsServer() && rec.Name == m.Name
 }
 
-// IsServer says whether the key with that id is a server's.
+// IsServer reports whether the key with that id is a server's.
 func (r *Rights) IsServer(id string) bool {
 	s := r.store.Load()
 	if s == nil {

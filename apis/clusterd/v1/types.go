@@ -17,7 +17,7 @@ const (
 	Snapshot = "/clusterd/v1/snapshot"
 	Recovery = "/clusterd/v1/recovery" // GET Survey, POST RecoveryRequest
 	// Authority is the cluster's certificate authority: GET AuthorityStatus, POST
-	// AuthorityRequest begins its exchange; POST …/finish ends the grace; POST …/split
+	// AuthorityRequest begins its rotation; POST …/finish ends the grace; POST …/split
 	// AuthorityRequest gives each purpose an authority of its own.
 	Authority = "/clusterd/v1/authority"
 	// GossipKey is the key that servers encrypt gossip with: GET GossipKeyStatus, POST
@@ -166,7 +166,7 @@ type RecoveryRequest struct {
 	Keep []string `json:"keep"` // the members that answered; all others are left out
 }
 
-// AuthorityRequest begins an exchange of the authority.
+// AuthorityRequest begins a CA rotation.
 type AuthorityRequest struct {
 	// Grace is how long the old one is trusted at least once all members show
 	// certificates of the new one, such as 24h, the default.
@@ -175,7 +175,7 @@ type AuthorityRequest struct {
 	Finish bool `json:"finish,omitempty"`
 	// Purpose is which authority; empty: those of all purposes that have their own.
 	Purpose string `json:"purpose,omitempty"`
-	// Of, of a request to finish, are the purposes of the exchange that is meant, in any
+	// Of, of a request to finish, are the purposes of the rotation that is meant, in any
 	// order: refused with 409 if another one is under way. Empty: whatever is.
 	Of []string `json:"of,omitempty"`
 }
@@ -190,12 +190,12 @@ const (
 	AuthorityReissue    = "reissue"    // the new one signs, the old one is still trusted
 )
 
-// AuthorityStatus is how far the exchange of the authority is.
+// AuthorityStatus is how far the CA rotation is.
 type AuthorityStatus struct {
 	Phase  string    `json:"phase"`
-	Number uint64    `json:"number"` // grows with each step; 0: it was never exchanged
+	Number uint64    `json:"number"` // grows with each step; 0: it was never rotated
 	Since  time.Time `json:"since,omitzero"`
-	// Of are the purposes whose authorities are exchanged.
+	// Of are the purposes whose authorities are rotated.
 	Of []string `json:"of,omitempty"`
 	// Ends is when the old authority is given up at the earliest, in reissue.
 	Ends        time.Time         `json:"ends,omitzero"`
@@ -212,7 +212,7 @@ type AuthorityInfo struct {
 	Expires  time.Time `json:"expires"`
 }
 
-// AuthorityMember is what a member has done of the exchange.
+// AuthorityMember is what a member has done of the rotation.
 type AuthorityMember struct {
 	Name string `json:"name"`
 	Role string `json:"role"` // server or agent
@@ -221,7 +221,7 @@ type AuthorityMember struct {
 	Waited bool `json:"waited"`
 }
 
-// GossipKeyStatus is how far a change of the gossip key is.
+// GossipKeyStatus is how far a rotation of the gossip key is.
 type GossipKeyStatus struct {
 	Phase      string `json:"phase"`      // stable, distribute, use
 	Number     uint64 `json:"number"`     // grows with each step

@@ -115,7 +115,7 @@ func (s *servers) drop(want ...int) {
 	}
 }
 
-// TestFollow: after an exchange of the authority tokens of the key before live as
+// TestFollow: after a CA rotation tokens of the key before live as
 // long as pods' tokens do, and no longer.
 func TestFollow(t *testing.T) {
 	s := newServers(t)
@@ -137,8 +137,8 @@ func TestFollow(t *testing.T) {
 }
 
 // TestRotate: another key, asked for or because of its age, is known at all servers before
-// it signs; tokens of the one before stay good for a year, and an exchange of the
-// authority before it is not followed again.
+// it signs; tokens of the one before stay good for a year, and a rotation of
+// the CA before it is not followed again.
 func TestRotate(t *testing.T) {
 	s := newServers(t)
 	rotate := func(server int, age time.Duration, want bool) {
@@ -233,7 +233,7 @@ func of(t *testing.T, token string) string {
 	return parsed.Headers[0].KeyID
 }
 
-// TestFollowAlone: after an exchange that was finished at once tokens of the key
+// TestFollowAlone: after a rotation that was finished at once tokens of the key
 // before are refused as soon as a server has read the keys again.
 func TestFollowAlone(t *testing.T) {
 	s := newServers(t)
@@ -250,14 +250,14 @@ func TestFollowAlone(t *testing.T) {
 	s.good(old, false, "when all have read the keys")
 	s.drop(2)
 	s.good(young, true, "when the old key is deleted")
-	// A later exchange that is not finished at once leaves this key alone.
+	// A later rotation that is not finished at once leaves this key alone.
 	s.follow(1, Cause{Authority: 6}, true)
 	s.now = s.now.Add(time.Hour)
-	s.good(young, true, "after another exchange")
+	s.good(young, true, "after another rotation")
 	s.drop(2, 3)
 }
 
-// TestFollowFirst: in a cluster that has issued no token an exchange makes its
+// TestFollowFirst: in a cluster that has issued no token a rotation makes its
 // first key, and a key that another server makes meanwhile does not pass for it.
 func TestFollowFirst(t *testing.T) {
 	s := newServers(t)

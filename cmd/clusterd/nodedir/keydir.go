@@ -24,11 +24,11 @@ import (
 //	pki/{node.key, ca.key, ca-PURPOSE.key, gossip.key, gossip-ring.json, retired-seal.keys},
 //	authority-ID.pem, seal.keys       sealed under their names
 //	admin.kubeconfig, front-proxy.*,  have to be read in clear, by kubectl, by the API
-//	network/wireguard.json            server's library, by the agent: they lie in
+//	network/wireguard.json            server's library, by the agent: they are in
 //	                                  memory and are made again after a boot;
 //	                                  admin.kubeconfig is a link to it
 //
-// Without a sealing key all of them lie in clear, with the mode 0600.
+// Without a sealing key all of them are in clear, with the mode 0600.
 type KeyDir struct {
 	Dir
 	Seal *sealkey.Key // nil: none
@@ -46,7 +46,7 @@ const (
 // publicFile reports whether the file of pki/ holds no keys.
 func publicFile(name string) bool { return filepath.Ext(name) == ".crt" || name == "trust" }
 
-// MemoryDir is where what must be read in clear lies of nodes with a sealing key.
+// MemoryDir is where nodes with a sealing key keep what must be read in clear.
 var MemoryDir = "/run/clusterd"
 
 // Memory is the directory of this node in there.
@@ -55,7 +55,7 @@ func (d Dir) Memory() string {
 	return filepath.Join(MemoryDir, "keys-"+hex.EncodeToString(sum[:8]))
 }
 
-// InClear is where a file with a key lies that others read in clear.
+// InClear is the path of a file with a key that other programs read in clear.
 func (d KeyDir) InClear(name string) string {
 	if d.Seal == nil {
 		return d.Path(name)
@@ -110,7 +110,7 @@ func (d KeyDir) WriteKey(path string, secret []byte) error {
 	return WriteFile(path, content, 0o600)
 }
 
-// loose are the files with keys, in clear or sealed, that lie beside pki/.
+// loose are the files with keys, in clear or sealed, that are beside pki/.
 func (d Dir) loose() ([]string, error) {
 	files, err := filepath.Glob(d.Successor("*"))
 	if err != nil {
@@ -124,9 +124,9 @@ func (d Dir) loose() ([]string, error) {
 	return files, nil
 }
 
-// Reconcile makes the directory be as the sealing key says: what lies in clear is sealed, and what
+// Reconcile makes the directory be as the sealing key says: what is in clear is sealed, and what
 // a key sealed that is not the first any more is sealed with that. Each file is the old one or
-// the new one after a crash, and both can be read with the sealing key; the next start goes on. id is
+// the new one after a crash, and both can be read with the sealing key; the next start continues. id is
 // what was read. The lock of the directory is held.
 func (d KeyDir) Reconcile(id *Identity, log *slog.Logger) error {
 	if err := d.removeUnfinished(); err != nil {
@@ -280,7 +280,7 @@ func (d KeyDir) UnsealAll() error {
 	return errors.Join(d.DropInClear(), durable.SyncDir(string(d.Dir)))
 }
 
-// DropInClear removes what lies in memory, and the link to it.
+// DropInClear removes what is in memory, and the link to it.
 func (d Dir) DropInClear() error {
 	err := os.RemoveAll(d.Memory())
 	if _, linked := os.Readlink(d.Path(KubeconfigName)); linked == nil {
@@ -289,7 +289,7 @@ func (d Dir) DropInClear() error {
 	return err
 }
 
-// inMemory reports whether a directory lies in memory, as far as its file system tells.
+// inMemory reports whether a directory is in memory, by its file system.
 func inMemory(dir string) bool {
 	var s unix.Statfs_t
 	if unix.Statfs(dir, &s) != nil {

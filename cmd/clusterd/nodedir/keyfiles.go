@@ -25,7 +25,7 @@ func (d KeyDir) Show(path string) ([]byte, error) {
 type KeyFile struct {
 	Name string // in the data directory
 	Is   string // what it is, for people
-	// Clear: whoever reads it has the key. fault: the sealing key does not open it.
+	// Clear: a reader of the file has the key. Fault: the sealing key does not open it.
 	Clear bool
 	Fault error
 }

@@ -76,7 +76,7 @@ func (d Dir) ReadRecovery() (*recovery.Order, error) {
 }
 
 // DropServerState removes what only servers have beside their identity. The store
-// Is set aside: should the word that this node was demoted be untrue, it can be put
+// is set aside: if this node was not demoted after all, it can be put
 // back. The keys for secrets at rest go with it, and before it; where there is no store
 // they are an administrator's, who has put them there for the node to become a server.
 func (d KeyDir) DropServerState() error {
