@@ -32,8 +32,12 @@ var (
 	report = flag.String("report", "", "`folder` of the reports")
 )
 
-// shared has three servers and two agents, all of which run pods.
-var shared = clustertest.Shared{Name: "clusterd-conformance", Bridge: "cdconform", Subnet: netip.MustParsePrefix("10.82.0.0/24"), Servers: 3, Agents: 2}
+// shared has three servers and two agents, all of which run pods. One test waits ten
+// minutes for a list's continuation to expire, which etcd would have compacted after five.
+var shared = clustertest.Shared{
+	Name: "clusterd-conformance", Bridge: "cdconform", Subnet: netip.MustParsePrefix("10.82.0.0/24"),
+	Servers: 3, Agents: 2, Args: []string{"--store-history-age=5m"},
+}
 
 func TestMain(m *testing.M) {
 	flag.Parse()
