@@ -3,6 +3,7 @@ package conformance
 import (
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -98,7 +99,7 @@ func serve(t *testing.T, images []string) {
 		t.Fatal(err)
 	}
 	host := l.Addr().String()
-	server := &http.Server{Handler: registry.New(registry.Logger(log.New(os.Stderr, "registry: ", 0))), ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0))), ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
 	for _, path := range images {
