@@ -241,6 +241,7 @@ conformance-kit:
 	@hack/deps.sh
 	$(GO) build -o bin/layers ./hack/layers
 	GO='$(GO)' nice hack/conformance.sh bin/conformance
+	@hack/own.sh
 
 FOCUS ?= \[Conformance\]
 PROCS ?= 6

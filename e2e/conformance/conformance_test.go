@@ -3,6 +3,7 @@ package conformance
 import (
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -32,8 +33,12 @@ var (
 	report = flag.String("report", "", "`folder` of the reports")
 )
 
-// shared has three servers and two agents, all of which run pods.
-var shared = clustertest.Shared{Name: "clusterd-conformance", Bridge: "cdconform", Subnet: netip.MustParsePrefix("10.82.0.0/24"), Servers: 3, Agents: 2}
+// shared has three servers and two agents, all of which run pods. One test waits ten
+// minutes for a list's continuation to expire, which etcd would have compacted after five.
+var shared = clustertest.Shared{
+	Name: "clusterd-conformance", Bridge: "cdconform", Subnet: netip.MustParsePrefix("10.82.0.0/24"),
+	Servers: 3, Agents: 2, Args: []string{"--store-history-age=5m"},
+}
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -94,7 +99,7 @@ func serve(t *testing.T, images []string) {
 		t.Fatal(err)
 	}
 	host := l.Addr().String()
-	server := &http.Server{Handler: registry.New(registry.Logger(log.New(os.Stderr, "registry: ", 0))), ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0))), ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close() })
 	for _, path := range images {
