@@ -109,7 +109,7 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 }
 
 // withUnseen adds the active Jobs that exist but are not in the cache, which may be older
-// than the status that names them.
+// than the status that names them. One that was orphaned is none of the CronJob's any more.
 func (c *controller) withUnseen(ctx context.Context, cj *batchv1.CronJob, jobs []*batchv1.Job) ([]*batchv1.Job, error) {
 	for _, ref := range cj.Status.Active {
 		if slices.ContainsFunc(jobs, func(j *batchv1.Job) bool { return j.UID == ref.UID }) {
@@ -120,7 +120,7 @@ func (c *controller) withUnseen(ctx context.Context, cj *batchv1.CronJob, jobs [
 		case apierrors.IsNotFound(err):
 		case err != nil:
 			return nil, fmt.Errorf("look for active job %s: %w", ref.Name, err)
-		case live.UID == ref.UID:
+		case live.UID == ref.UID && metav1.IsControlledBy(live, cj):
 			jobs = append(slices.Clip(jobs), live)
 		}
 	}

@@ -11,6 +11,7 @@ package policytypecheck
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	admissionlisters "k8s.io/client-go/listers/admissionregistration/v1"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/klog/v2"
 
 	"github.com/clusterd/clusterd/sched/loop"
 )
@@ -72,14 +74,36 @@ func (c *controller) reconcile(ctx context.Context, key loop.Key) error {
 	if err != nil {
 		return fmt.Errorf("check the types of ValidatingAdmissionPolicy %s: %w", key.Name, err)
 	}
+	warnings = bounded(warnings)
 	policy = policy.DeepCopy()
 	policy.Status.ObservedGeneration = policy.Generation
 	policy.Status.TypeChecking = &admissionv1.TypeChecking{ExpressionWarnings: warnings}
 	_, err = c.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().UpdateStatus(ctx, policy, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("status of ValidatingAdmissionPolicy %s: %w", key.Name, err)
+	switch {
+	case err == nil || apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err): // no other try would be taken
+		klog.FromContext(ctx).Info("the types of a policy's expressions are not in its status", "policy", key.Name, "err", err)
+		return nil
 	}
-	return nil
+	return fmt.Errorf("status of ValidatingAdmissionPolicy %s: %w", key.Name, err)
+}
+
+// Bounds of what a status says: a policy's author corrects the first, and sees the others then.
+const (
+	mostWarnings    = 32
+	mostWarningText = 2048
+)
+
+// bounded cuts warnings, which repeat each expression for each kind, to a size that can be stored.
+func bounded(warnings []admissionv1.ExpressionWarning) []admissionv1.ExpressionWarning {
+	warnings = warnings[:min(len(warnings), mostWarnings)]
+	for i, w := range warnings {
+		if len(w.Warning) > mostWarningText {
+			warnings[i].Warning = strings.ToValidUTF8(w.Warning[:mostWarningText], "") + " …"
+		}
+	}
+	return warnings
 }
 
 // typeCheck checks a policy by what the API server serves now.

@@ -3,6 +3,8 @@ package policytypecheck
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -42,7 +44,7 @@ func TestChecked(t *testing.T) {
 				return nil, errors.New("the kinds cannot be asked for")
 			}
 			if p.Spec.Validations[0].Expression == "wrong" {
-				return []admissionv1.ExpressionWarning{{FieldRef: "spec.validations[0].expression", Warning: "does not fit"}}, nil
+				return slices.Repeat([]admissionv1.ExpressionWarning{{FieldRef: "spec.validations[0].expression", Warning: strings.Repeat("ü", 1<<20)}}, 100), nil
 			}
 			return nil, nil
 		})
@@ -58,6 +60,8 @@ func TestChecked(t *testing.T) {
 			}
 			if s := p.Status; s.ObservedGeneration != generation || s.TypeChecking == nil || len(s.TypeChecking.ExpressionWarnings) != warnings {
 				t.Errorf("%s: %+v, want generation %d and %d warnings", name, s, generation, warnings)
+			} else if warnings > 0 && len(s.TypeChecking.ExpressionWarnings[0].Warning) > mostWarningText+8 {
+				t.Errorf("%s: a warning of %d bytes", name, len(s.TypeChecking.ExpressionWarnings[0].Warning))
 			}
 			if n := checks.Load(); n != count {
 				t.Errorf("%d checks, want %d", n, count)
@@ -65,7 +69,7 @@ func TestChecked(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		is("wrong", 1, 1, 4)
+		is("wrong", 1, mostWarnings, 4)
 		is("right", 2, 0, 4)
 		is("done", 3, 0, 4)
 		is("later", 1, 0, 4)

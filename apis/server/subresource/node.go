@@ -3,7 +3,6 @@ package subresource
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"path"
@@ -44,15 +43,14 @@ func (t NodeTransport) location(ctx context.Context, node, urlPath string, query
 	return transport, &target, nil
 }
 
-// NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it, or what
-// else listens at the node's address. The name of the request is [SCHEME:]NODE[:PORT]:
-// without a port, with the agent's own, or with the kubelet's usual one, which clients
-// have written down, it is the agent that is asked.
+// NodeProxy serves nodes/proxy: the agent's HTTP API, as the agent serves it. The name of
+// the request is [SCHEME:]NODE[:PORT], where the port is the agent's own or a kubelet's
+// usual one, which clients have written down. Other ports are refused: monitoring commonly
+// holds this right, a node says its address by itself, and a server would ask there.
 type NodeProxy struct {
 	nodes      rest.Getter
 	authorizer authorizer.UnconditionalAuthorizer
 	transport  NodeTransport
-	ports      *httpProxy // to the node's other ports
 }
 
 // kubeletPort is where a kubelet serves its API.
@@ -62,49 +60,34 @@ var _ rest.Connecter = &NodeProxy{}
 
 // NewNodeProxy proxies to the nodes that nodes knows.
 func NewNodeProxy(nodes rest.Getter, z authorizer.UnconditionalAuthorizer, transport NodeTransport) *NodeProxy {
-	p := &NodeProxy{nodes: nodes, authorizer: z, transport: transport}
-	p.ports = newProxy(func(ctx context.Context, _, name, port string) (string, error) {
-		node, err := p.node(ctx, name)
-		if err != nil {
-			return "", err
-		}
-		return nodeHost(node, port)
-	})
-	p.ports.options = p.New
-	p.ports.path = func(options runtime.Object) string { return options.(*corev1.NodeProxyOptions).Path }
-	return p
+	return &NodeProxy{nodes: nodes, authorizer: z, transport: transport}
 }
 
-func (p *NodeProxy) node(ctx context.Context, name string) (*corev1.Node, error) {
+// named reads a request's name, [SCHEME:]NODE[:PORT], and returns the node's.
+func (p *NodeProxy) named(ctx context.Context, id string) (string, error) {
+	_, name, port, valid := utilnet.SplitSchemeNamePort(id)
+	if !valid {
+		return "", errors.NewBadRequest(fmt.Sprintf("invalid name %q: want [http:|https:]NODE[:PORT]", id))
+	}
 	obj, err := p.nodes.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	node, ok := obj.(*corev1.Node)
 	if !ok {
-		return nil, errors.NewInternalError(fmt.Errorf("read node %s: got a %T", name, obj))
+		return "", errors.NewInternalError(fmt.Errorf("read node %s: got a %T", name, obj))
 	}
-	return node, nil
-}
-
-// nodeHost is where a node listens at a port.
-func nodeHost(node *corev1.Node, port string) (string, error) {
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return "", errors.NewBadRequest(fmt.Sprintf("port %q of node %s: want a number from 1 to 65535", port, node.Name))
+	if own := strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)); port != "" && port != kubeletPort && port != own {
+		return "", errors.NewBadRequest(fmt.Sprintf("port %q of node %s: want none, %s or %s, which lead to its agent: other ports of a node are reached by pods or Services", port, name, own, kubeletPort))
 	}
-	for _, a := range node.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			return net.JoinHostPort(a.Address, port), nil
-		}
-	}
-	return "", errors.NewServiceUnavailable(fmt.Sprintf("node %s has no address yet", node.Name))
+	return name, nil
 }
 
 // New returns the options of the connection.
 func (p *NodeProxy) New() runtime.Object { return &corev1.NodeProxyOptions{} }
 
-// Destroy closes what is idle.
-func (p *NodeProxy) Destroy() { p.ports.Destroy() }
+// Destroy does nothing.
+func (p *NodeProxy) Destroy() {}
 
 // ConnectMethods is every method.
 func (p *NodeProxy) ConnectMethods() []string {
@@ -120,22 +103,15 @@ func (p *NodeProxy) NewConnectOptions() (runtime.Object, bool, string) {
 // containers, also when the method is GET.
 var acting = []string{"exec", "attach", "portForward", "run"}
 
-// Connect proxies the request to the agent of a node, or to a port of it.
+// Connect proxies the request to the agent of a node.
 func (p *NodeProxy) Connect(ctx context.Context, id string, options runtime.Object, responder rest.Responder) (http.Handler, error) {
 	opts, ok := options.(*corev1.NodeProxyOptions)
 	if !ok {
 		return nil, errors.NewInternalError(fmt.Errorf("proxy to node %s: options are a %T", id, options))
 	}
-	_, name, port, valid := utilnet.SplitSchemeNamePort(id)
-	if !valid {
-		return nil, errors.NewBadRequest(fmt.Sprintf("invalid name %q: want [http:|https:]NODE[:PORT]", id))
-	}
-	node, err := p.node(ctx, name)
+	name, err := p.named(ctx, id)
 	if err != nil {
 		return nil, err
-	}
-	if port != "" && port != kubeletPort && port != strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)) {
-		return p.ports.Connect(ctx, id, options, responder)
 	}
 	// Clean, so that no ".." reaches past what the agent publishes.
 	target := path.Clean("/" + opts.Path)
