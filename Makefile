@@ -260,6 +260,10 @@ bench-line: build image ## from apply to Running; memory; start
 bench-idle: build ## cost of an idle node: memory, wake-ups, bytes written (root)
 	cd bench && $(GO) run ./idle -bin ../bin
 
+.PHONY: bench-start
+bench-start: build ## CPU time of starts, until nodes are Ready (root)
+	cd bench && $(GO) run ./start -bin ../bin
+
 .PHONY: bench-api
 bench-api: ## CPU time of a request, of tokens and of encryption at rest
 	CLUSTERD_BENCH=1 $(GO) test -count=1 -v -run TestFigures ./apis/server

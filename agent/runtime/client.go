@@ -13,6 +13,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/clusterd/clusterd/agent/podmon/api"
@@ -53,6 +54,8 @@ type Client struct {
 	life     context.Context // done when closed
 	stop     context.CancelFunc
 	upgraded Upgrade // set by Start
+	// started is set once this Client has started a podmon.
+	started atomic.Bool
 
 	mu         sync.Mutex // guards below
 	conn       *conn
@@ -83,7 +86,9 @@ func Start(ctx context.Context, cfg Config) (*Client, error) {
 		c.stop()
 		return nil, err
 	}
-	c.upgraded = c.upgrade(ctx)
+	if !c.started.Load() { // else it is that program
+		c.upgraded = c.upgrade(ctx)
+	}
 	return c, nil
 }
 

@@ -44,6 +44,7 @@ func (c *Client) dialOrStart(ctx context.Context) (*frame.Conn, error) {
 	if fc, err = helloSoon(ctx, c.cfg.Dir); err != nil {
 		return nil, fmt.Errorf("podmon was started but does not answer: %w", err)
 	}
+	c.started.Store(true)
 	return fc, nil
 }
 

@@ -65,11 +65,12 @@ func newAuthorization(config Config, stores *stores, s *Server) (*authorization,
 
 var errNoPolicy = errors.New("the default roles are not in force yet")
 
-// run keeps what decisions are made by current, until ctx ends.
-func (z *authorization) run(ctx context.Context) error {
+// run keeps what decisions are made by current, until ctx ends. later delays what
+// creates the default roles.
+func (z *authorization) run(ctx context.Context, later func(func(context.Context) error) func(context.Context) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return z.stored.Run(ctx) })
-	group.Go(func() error { return z.bootstrap.Run(ctx) })
+	group.Go(func() error { return later(z.bootstrap.Run)(ctx) })
 	if z.configured != nil {
 		group.Go(func() error {
 			z.configured.Run(ctx)

@@ -51,6 +51,11 @@ type Server struct {
 	// readable is nil when every kind can be read; opened is closed then.
 	readable func() error
 	opened   chan struct{}
+	// stores are those of our own kinds; seeded is closed when the loops that keep
+	// default objects may start, and seedServices creates those of the front.
+	stores       *stores
+	seeded       chan struct{}
+	seedServices func(context.Context) error
 	// informers are what the library keeps of the store for its own use.
 	informers extend.Informers
 	// services and webhooks find and call what users registered; mapper finds
@@ -70,7 +75,7 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{config: config, opened: make(chan struct{})}
+	s := &Server{config: config, opened: make(chan struct{}), seeded: make(chan struct{})}
 	// The transport is there before the handler is: the library wants a client
 	// for its construction. No request goes through until New has returned.
 	s.transport = inproc.NewHandlerTransport(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -118,7 +123,9 @@ func (s *Server) build(stores *stores) error {
 		CertFile:  s.config.Front.CertFile,
 		KeyFile:   s.config.Front.KeyFile,
 		Documents: &s.documents,
+		Seeded:    s.seeded,
 	}
+	s.stores, s.seedServices = stores, options.SeedServices
 	s.readable = func() error {
 		if err := stores.ready(); err != nil {
 			return err
@@ -138,7 +145,7 @@ func (s *Server) build(stores *stores) error {
 	}
 	own := *base
 	own.PostStartHooks = map[string]genericapiserver.PostStartHookConfigEntry{}
-	own.BuildHandlerChainFunc = extend.Unfiltered
+	extend.Delegate(&own.Config)
 	own.SkipOpenAPIInstallation = true
 	kinds, err := own.Complete().New("clusterd", custom.GenericAPIServer)
 	if err != nil {
@@ -284,10 +291,11 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	group.Go(func() error { return s.system.run(ctx) })
-	group.Go(func() error { return s.authorization.run(ctx) })
+	group.Go(func() error { s.seed(ctx, s.stores); return nil })
+	group.Go(func() error { return s.whenSeeded(s.system.run)(ctx) })
+	group.Go(func() error { return s.authorization.run(ctx, s.whenSeeded) })
 	group.Go(func() error { s.foreign.run(ctx); return nil })
-	group.Go(func() error { return s.fairness.Run(ctx) })
+	group.Go(func() error { return s.whenSeeded(s.fairness.Run)(ctx) })
 	group.Go(func() error { return (&trust{s.config.Front, s.LoopbackConfig}).run(ctx) })
 	group.Go(func() error {
 		// The mapper does not notice by itself that kinds came or went.

@@ -15,10 +15,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/component-base/tracing"
 
 	"github.com/clusterd/clusterd/agent/image"
@@ -502,13 +507,13 @@ func (m *Main) waitNodeReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		node, err := client.CoreV1().Nodes().Get(ctx, m.cfg.Name, metav1.GetOptions{})
-		if err != nil {
-			return false, nil
-		}
-		return core.NodeReady(node), nil
+	mine := fields.OneTermEqualSelector(metav1.ObjectNameField, m.cfg.Name)
+	nodes := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "nodes", metav1.NamespaceAll, mine)
+	_, err = watchtools.UntilWithSync(ctx, nodes, &corev1.Node{}, nil, func(event watch.Event) (bool, error) {
+		node, ok := event.Object.(*corev1.Node)
+		return ok && event.Type != watch.Deleted && core.NodeReady(node), nil
 	})
+	return err
 }
 
 // shortTime bounds requests that are short, and their answers.

@@ -35,8 +35,14 @@ type Options struct {
 	// Documents are the OpenAPI documents of the servers of the chain.
 	Documents *Documents
 
+	// Seeded is closed when APIServices may be registered: until then a new cluster's
+	// are created.
+	Seeded <-chan struct{}
+
 	// stores keep the definitions and the APIServices.
 	stores []apistorage.Interface
+	// seeds are the APIServices of our own groups, once NewFront has returned.
+	seeds seeds
 }
 
 // generic is a copy of the configuration for one more server of the chain. Only
@@ -47,8 +53,13 @@ func (o *Options) generic() *genericapiserver.RecommendedConfig {
 	return &c
 }
 
-// Unfiltered is the handler chain of a server that is only a delegate.
-func Unfiltered(handler http.Handler, _ *genericapiserver.Config) http.Handler { return handler }
+// Delegate makes c that of a server which is only asked by another one: it filters
+// nothing, and the health checks of all are the other one's, so that their paths are
+// not put up a second time for nobody to ask.
+func Delegate(c *genericapiserver.Config) {
+	c.BuildHandlerChainFunc = func(handler http.Handler, _ *genericapiserver.Config) http.Handler { return handler }
+	c.HealthzChecks, c.LivezChecks, c.ReadyzChecks = nil, nil, nil
+}
 
 // NewCustom makes the server of CustomResourceDefinitions and of the objects
 // they define. What it does not know goes to next.
@@ -58,7 +69,7 @@ func NewCustom(o *Options, next genericapiserver.DelegationTarget) (*crdserver.C
 		return nil, err
 	}
 	c := o.generic()
-	c.BuildHandlerChainFunc = Unfiltered
+	Delegate(&c.Config)
 	c.RESTOptionsGetter = definitions
 	c.MergedResourceConfig = enabled(apiextensionsv1.SchemeGroupVersion)
 	c.SkipOpenAPIInstallation = true // or it would build the documents of all custom kinds at start

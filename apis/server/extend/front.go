@@ -7,10 +7,12 @@ import (
 	"net/http"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	crdinformers "k8s.io/apiextensions-apiserver/pkg/client/informers/externalversions/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -29,6 +31,9 @@ const (
 	ownVersion     = 15
 	customVersion  = 100
 )
+
+// seedsKnown bounds how long it is waited until the cache has what SeedServices created.
+const seedsKnown = 5 * time.Second
 
 // NewFront makes the server that takes all requests. next serves our kinds;
 // definitions are the custom kinds, whose groups it makes known.
@@ -73,12 +78,25 @@ func NewFront(o *Options, next genericapiserver.DelegationTarget, definitions cr
 	registered.lister = informer.Lister()
 	auto := autoregister.NewAutoRegisterController(informer, client.ApiregistrationV1())
 	for i, version := range own {
-		auto.AddAPIServiceToSyncOnStart(apiService(version, int32(firstPriority-10*i), ownVersion))
+		want := apiService(version, int32(firstPriority-10*i), ownVersion)
+		auto.AddAPIServiceToSyncOnStart(want)
+		o.seeds.wants = append(o.seeds.wants, auto.GetAPIServiceToSync(want.Name))
 	}
 	custom := newRegistration(definitions, auto, o.Own)
 	front.GenericAPIServer.AddPostStartHookOrDie("api-services", func(hook genericapiserver.PostStartHookContext) error {
 		go custom.run(hook)
 		go func() {
+			select {
+			case <-o.Seeded:
+			case <-hook.Done():
+				return
+			}
+			if o.seeds.complete.Load() {
+				// They are on their way into the cache.
+				_ = wait.PollUntilContextTimeout(hook, 2*time.Millisecond, seedsKnown, true, func(context.Context) (bool, error) {
+					return registered.check(nil) == nil, nil
+				})
+			}
 			// What is not there by then is taken for gone.
 			if soon(hook, custom.ready) {
 				auto.Run(5, hook.Done())

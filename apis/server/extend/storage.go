@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 )
@@ -74,6 +75,9 @@ func (o *Options) remembered() generic.StorageDecorator {
 		store, destroy, err := o.Storage(config, prefix, key, newFunc, newList, attrs, triggers, indexers)
 		if err == nil {
 			o.stores = append(o.stores, store)
+			if config.GroupResource == apiregistration.Resource("apiservices") {
+				o.seeds.store = store
+			}
 		}
 		return store, destroy, err
 	}
