@@ -68,6 +68,8 @@ func newElection(r *fakeRaft, v fakeVoters, stand func()) *Election {
 		ID: "b", Raft: r, Voters: v, Leader: NewLeader(), Logger: slog.New(slog.DiscardHandler),
 		Dial:             func(context.Context, string) (net.Conn, error) { return nil, os.ErrDeadlineExceeded },
 		Stand:            func() error { stand(); return nil },
+		GiveUp:           func(uint64) error { return nil },
+		Gap:              func() time.Duration { return 0 },
 		Lost:             func() bool { return false },
 		HeartbeatTimeout: time.Second, ElectionTimeout: time.Second,
 	})

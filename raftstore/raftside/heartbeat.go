@@ -1,0 +1,152 @@
+package raftside
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// raft derives the pause between heartbeats from the timeout after which a follower
+// stands for election, and that timeout is long here: members of an overloaded machine
+// do not depose a leader that is only slow. So the leader sends the same message more
+// often than raft does, and its followers can still find out within a second that it is
+// gone.
+
+// heartbeats are those that a leader sends besides raft's. Its zero value is ready.
+type heartbeats struct {
+	// term is the latest in which raft has led here: that of the messages to its
+	// followers. Who leads in a term does not change, so a message of that term is right
+	// whenever it is sent.
+	term atomic.Uint64
+	wg   sync.WaitGroup
+
+	mu   sync.Mutex
+	busy map[raft.ServerID]bool // one is under way, or has just failed
+}
+
+// RunHeartbeats sends heartbeats while this member leads. It returns when the member
+// stops.
+func (p *Transport) RunHeartbeats() {
+	defer p.beats.wg.Wait()
+	for {
+		changed := p.cfg.Changed()
+		for p.leading() != nil {
+			p.beat()
+			select {
+			case <-time.After(p.cfg.Heartbeat + rand.N(p.cfg.Heartbeat)):
+				continue
+			case <-changed:
+			case <-p.cfg.Done:
+			}
+			break
+		}
+		select {
+		case <-changed:
+		case <-p.cfg.Done:
+			return
+		}
+	}
+}
+
+// beat sends a heartbeat to each member that has answered the one before.
+func (p *Transport) beat() {
+	r := p.leading()
+	term := p.beats.term.Load()
+	if r == nil || r.CurrentTerm() != term || p.cfg.Disk.Stuck() {
+		return
+	}
+	cf := r.GetConfiguration()
+	if cf.Error() != nil {
+		return
+	}
+	p.beats.mu.Lock()
+	defer p.beats.mu.Unlock()
+	for _, m := range cf.Configuration().Servers {
+		if string(m.ID) == p.cfg.ID || p.beats.busy[m.ID] {
+			continue
+		}
+		if p.beats.busy == nil {
+			p.beats.busy = map[raft.ServerID]bool{}
+		}
+		p.beats.busy[m.ID] = true
+		p.beats.wg.Go(func() { p.beatOne(m, term) })
+	}
+}
+
+func (p *Transport) beatOne(m raft.Server, term uint64) {
+	req := raft.AppendEntriesRequest{RPCHeader: p.header(), Term: term, Leader: []byte(p.cfg.ID)}
+	if err := p.NetworkTransport.AppendEntries(m.ID, m.Address, &req, &raft.AppendEntriesResponse{}); err == nil {
+		p.answered(m.ID)
+	} else { // raft's own heartbeats log it
+		select {
+		case <-time.After(4 * p.cfg.Heartbeat):
+		case <-p.cfg.Done:
+		}
+	}
+	p.beats.mu.Lock()
+	defer p.beats.mu.Unlock()
+	delete(p.beats.busy, m.ID)
+}
+
+// leads notes the term of a message that raft sends as a leader.
+func (b *heartbeats) leads(term uint64) {
+	for {
+		was := b.term.Load()
+		if term <= was || b.term.CompareAndSwap(was, term) {
+			return
+		}
+	}
+}
+
+// gapKept is for how long, at least, a gap is remembered; at most twice as long.
+const gapKept = 15 * time.Second
+
+// gaps are the pauses between the heartbeats of one leader as they are noticed here:
+// how late a heartbeat may be without anything being wrong but that a machine is
+// overloaded. Its zero value is ready.
+type gaps struct {
+	mu             sync.Mutex
+	term           uint64
+	heard          time.Time // the last heartbeat
+	since          time.Time // latest is of the time from here on
+	before, latest time.Duration
+}
+
+func (g *gaps) note(rpc raft.RPC, now time.Time) {
+	req, ok := rpc.Command.(*raft.AppendEntriesRequest)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rotate(now)
+	switch {
+	case req.Term < g.term:
+		return
+	case req.Term == g.term:
+		g.latest = max(g.latest, now.Sub(g.heard))
+	}
+	g.term, g.heard = req.Term, now
+}
+
+// rotate forgets what is too old. mu is held.
+func (g *gaps) rotate(now time.Time) {
+	switch age := now.Sub(g.since); {
+	case age > 2*gapKept:
+		g.since, g.before, g.latest = now, 0, 0
+	case age > gapKept:
+		g.since, g.before, g.latest = now, g.latest, 0
+	}
+}
+
+// Gap is the longest pause of late between two heartbeats of one leader, which was heard
+// again after it.
+func (p *Transport) Gap() time.Duration {
+	p.gaps.mu.Lock()
+	defer p.gaps.mu.Unlock()
+	p.gaps.rotate(time.Now())
+	return max(p.gaps.before, p.gaps.latest)
+}
