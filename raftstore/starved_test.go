@@ -7,6 +7,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/clusterd/clusterd/raftstore"
+	"github.com/clusterd/clusterd/raftstore/raftstoretest"
 )
 
 // A starved process runs for a moment, and then is kept from running for longer than a
@@ -124,4 +127,72 @@ func (p *processes) latestTerm() (term uint64) {
 		}
 	}
 	return term
+}
+
+// TestMultiHeartbeats: a leader sends heartbeats at the pace that its followers' patience
+// needs, however long raft's own timeouts are.
+func TestMultiHeartbeats(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 3, func(cfg *raftstore.Config) {
+		cfg.LeaderLease = 5 * time.Minute // raft's own come every 30 to 60 s
+	})
+	leader := c.Leader()
+	began := time.Now()
+	for _, id := range c.IDs() {
+		if id == c.LeaderID() {
+			continue
+		}
+		for i := range 5 {
+			before := leader.Answered()[id]
+			c.Wait(fmt.Sprintf("heartbeat %d to be answered by %s", i+1, id), func() bool { return leader.Answered()[id].After(before) })
+		}
+	}
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("ten heartbeats took %v", took)
+	}
+}
+
+// TestMultiElectionGivenUp: a candidate without a majority becomes a follower again, and
+// nothing happens to a leader and its followers.
+func TestMultiElectionGivenUp(t *testing.T) {
+	t.Parallel()
+	c := raftstoretest.New(t, 3, longTimeouts)
+	leader := c.Leader()
+	term := leader.Status().Term
+	for _, s := range c.Running() {
+		_ = raftstore.GiveUpElection(s, term) // what becomes of it is looked at below
+		if st := s.Status(); st.Term != term {
+			t.Errorf("%s is in term %d, was in %d", st.ID, st.Term, term)
+		}
+	}
+	mustPut(t, leader, "/a", "1")
+	if st := leader.Status(); st.State != "Leader" || st.Term != term {
+		t.Errorf("%s is %s in term %d, led in %d", st.ID, st.State, st.Term, term)
+	}
+	follower := c.Follower()
+	for _, id := range c.IDs() {
+		if id != follower.Status().ID {
+			c.Kill(id)
+		}
+	}
+	raftstore.StandForElection(follower)
+	term++
+	c.Wait("it is a candidate", func() bool {
+		st := follower.Status()
+		return st.State == "Candidate" && st.Term == term
+	})
+	if err := raftstore.GiveUpElection(follower, term); err != nil {
+		t.Fatal(err)
+	}
+	c.Wait("it is a follower again", func() bool {
+		st := follower.Status()
+		return st.State == "Follower" && st.Term == term+1
+	})
+	for _, id := range c.IDs() {
+		if id != follower.Status().ID {
+			c.Start(id)
+		}
+	}
+	raftstore.StandForElection(follower)
+	mustPut(t, c.Leader(), "/b", "2")
 }

@@ -285,12 +285,14 @@ func refusedBy(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 func (e *Election) Agree(ctx context.Context, lost string) {
 	ctx, cancel := context.WithTimeout(ctx, 2*e.cfg.HeartbeatTimeout)
 	defer cancel()
+	began := time.Now()
 	for ctx.Err() == nil {
 		leader, changed := e.cfg.Leader.Current()
 		if leader != "" && leader != lost {
 			return
 		}
-		if e.cfg.Raft.State() == raft.Follower && e.ShouldStand(ctx, lost) {
+		q := question{e.askFor(0), time.Since(began) > e.cfg.Silence}
+		if e.cfg.Raft.State() == raft.Follower && e.shouldStand(ctx, lost, q) {
 			e.cfg.Logger.Info("standing for election at once", "lost", lost)
 			e.Stand()
 			return

@@ -30,12 +30,12 @@ type patience struct {
 }
 
 const (
-	// maxFailed bounds the waits: 16 times as long.
+	// maxFailed bounds the waits, whatever their reason: 16 times as long.
 	maxFailed = 4
 	// forgiveAfter is how long a leader has to be there until one of the elections
 	// that have failed is forgotten.
 	forgiveAfter = 15 * time.Second
-	// gapFactor is how many times the longest pause between heartbeats has to pass.
+	// gapFactor is how many times a pause between heartbeats that was seen has to pass.
 	gapFactor = 2
 )
 
@@ -43,7 +43,8 @@ const (
 func (p *patience) wait() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return min(max(p.silence, gapFactor*p.gap()), p.silence<<maxFailed) << p.failed
+	longest := p.silence << maxFailed
+	return min(min(max(p.silence, gapFactor*p.gap()), longest)<<p.failed, longest)
 }
 
 // factor is by how much waits are longer than on a machine that is not overloaded.

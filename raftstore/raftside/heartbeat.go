@@ -111,8 +111,20 @@ type gaps struct {
 	mu             sync.Mutex
 	term           uint64
 	heard          time.Time // the last heartbeat
-	since          time.Time // latest is of the time from here on
-	before, latest time.Duration
+	since          time.Time // latest are of the time from here on
+	before, latest longest
+}
+
+// longest are the two longest of some durations, the longest one first.
+type longest [2]time.Duration
+
+func (l *longest) add(d time.Duration) {
+	switch {
+	case d > l[0]:
+		l[0], l[1] = d, l[0]
+	case d > l[1]:
+		l[1] = d
+	}
 }
 
 func (g *gaps) note(rpc raft.RPC, now time.Time) {
@@ -127,7 +139,7 @@ func (g *gaps) note(rpc raft.RPC, now time.Time) {
 	case req.Term < g.term:
 		return
 	case req.Term == g.term:
-		g.latest = max(g.latest, now.Sub(g.heard))
+		g.latest.add(now.Sub(g.heard))
 	}
 	g.term, g.heard = req.Term, now
 }
@@ -136,17 +148,24 @@ func (g *gaps) note(rpc raft.RPC, now time.Time) {
 func (g *gaps) rotate(now time.Time) {
 	switch age := now.Sub(g.since); {
 	case age > 2*gapKept:
-		g.since, g.before, g.latest = now, 0, 0
+		g.since, g.before, g.latest = now, longest{}, longest{}
 	case age > gapKept:
-		g.since, g.before, g.latest = now, g.latest, 0
+		g.since, g.before, g.latest = now, g.latest, longest{}
 	}
 }
 
-// Gap is the longest pause of late between two heartbeats of one leader, which was heard
-// again after it.
-func (p *Transport) Gap() time.Duration {
-	p.gaps.mu.Lock()
-	defer p.gaps.mu.Unlock()
-	p.gaps.rotate(time.Now())
-	return max(p.gaps.before, p.gaps.latest)
+// typical is the second longest: one alone is a process that was stopped, or a
+// link that was down, which says nothing of the next.
+func (g *gaps) typical(now time.Time) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rotate(now)
+	all := g.latest
+	all.add(g.before[0])
+	all.add(g.before[1])
+	return all[1]
 }
+
+// Gap is how long the pause between two heartbeats of one leader, which was heard again
+// after it, has been at least twice of late.
+func (p *Transport) Gap() time.Duration { return p.gaps.typical(time.Now()) }
