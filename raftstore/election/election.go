@@ -81,7 +81,13 @@ type Config struct {
 type Election struct {
 	cfg      Config
 	patience patience
-	stood    atomic.Pointer[time.Time] // when this member last made itself a candidate
+	stood    atomic.Pointer[stood] // when this member last made itself a candidate
+}
+
+// stood is when, and the term before that election's.
+type stood struct {
+	at   time.Time
+	term uint64
 }
 
 // New starts nothing, see MonitorLeader, MonitorSilence and Agree.
@@ -201,7 +207,7 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 	}
 }
 
-// campaign is an election that this member has stood for.
+// campaign is an election that this member has stood for by Stand.
 type campaign struct {
 	term   uint64
 	since  time.Time
@@ -209,11 +215,16 @@ type campaign struct {
 	gaveUp bool          // it is a follower again, in the term after
 }
 
-// hurry looks at this member's election, and begins another one when it has failed. It
-// returns when to look again.
+// hurry looks at this member's election, and gives it up when it has failed, so that
+// another one can be held. It returns when to look again. An election of raft's own is
+// left to raft: a member that is cut off must not raise its term again and again.
 func (e *Election) hurry(c *campaign, patience time.Duration) time.Duration {
 	now := time.Now()
-	if term := e.cfg.Raft.CurrentTerm(); c.term != term {
+	term := e.cfg.Raft.CurrentTerm()
+	if stood := e.stood.Load(); stood == nil || term != stood.term+1 {
+		return patience
+	}
+	if c.term != term {
 		*c = campaign{term: term, since: now, wait: max(patience, e.cfg.ElectionTimeout) + rand.N(patience)}
 	}
 	if left := c.wait - now.Sub(c.since); left > 0 {
@@ -391,7 +402,7 @@ func (e *Election) Answer(ctx context.Context, body []byte) []byte {
 	caller, lost, _ := bytes.Cut(body, []byte{0})
 	st := e.voterState()
 	leader, _ := e.cfg.Leader.Current()
-	if stood := e.stood.Load(); stood != nil && time.Since(*stood) < e.cfg.ElectionTimeout/2*e.patience.factor() {
+	if stood := e.stood.Load(); stood != nil && time.Since(stood.at) < e.cfg.ElectionTimeout/2*e.patience.factor() {
 		st.leaderless = false // its own election is under way
 	}
 	if st.leaderless && leader != "" && leader != string(caller) && !e.isSilent() {
@@ -415,8 +426,7 @@ func (e *Election) refuses(ctx context.Context, id string) bool {
 
 // Stand makes this member a candidate at once.
 func (e *Election) Stand() {
-	now := time.Now()
-	e.stood.Store(&now)
+	e.stood.Store(&stood{time.Now(), e.cfg.Raft.CurrentTerm()})
 	if err := e.cfg.Stand(); err != nil {
 		e.cfg.Logger.Debug("stand for election", "err", err)
 	}

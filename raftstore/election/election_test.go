@@ -221,6 +221,21 @@ func TestElectionsInVain(t *testing.T) {
 	})
 }
 
+// TestCandidateOfRafts: a member that is cut off, and a candidate in raft's own time, does
+// not raise its term.
+func TestCandidateOfRafts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		r.state.Store(uint32(raft.Candidate))
+		e := newElection(r, fakeVoters{}, func() { t.Error("it stands") })
+		e.cfg.GiveUp = func(uint64) error { t.Error("it gives raft's election up"); return nil }
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		e.MonitorSilence(ctx)
+	})
+}
+
 // TestPatience: what is not a leader's silence, and how waits grow and shrink.
 func TestPatience(t *testing.T) {
 	began := time.Now()
