@@ -34,9 +34,12 @@ func (p *Transport) RunHeartbeats() {
 	for {
 		changed := p.cfg.Changed()
 		for p.leading() != nil {
-			p.beat()
+			pause := p.cfg.Heartbeat + rand.N(p.cfg.Heartbeat)
+			if !p.beat() {
+				pause = 10 * p.cfg.Heartbeat // there is no other member yet
+			}
 			select {
-			case <-time.After(p.cfg.Heartbeat + rand.N(p.cfg.Heartbeat)):
+			case <-time.After(pause):
 				continue
 			case <-changed:
 			case <-p.cfg.Done:
@@ -51,20 +54,28 @@ func (p *Transport) RunHeartbeats() {
 	}
 }
 
-// beat sends a heartbeat to each member that has answered the one before.
-func (p *Transport) beat() {
+// beat sends a heartbeat to each member that has answered the one before. It returns
+// false when there is no other member.
+func (p *Transport) beat() bool {
 	r := p.leading()
-	term := p.beats.term.Load()
-	if r == nil || r.CurrentTerm() != term || p.cfg.Disk.Stuck() {
-		return
+	if r == nil {
+		return true
 	}
 	cf := r.GetConfiguration()
 	if cf.Error() != nil {
-		return
+		return true
+	}
+	servers := cf.Configuration().Servers
+	if len(servers) < 2 {
+		return false
+	}
+	term := p.beats.term.Load()
+	if r.CurrentTerm() != term || p.cfg.Disk.Stuck() {
+		return true
 	}
 	p.beats.mu.Lock()
 	defer p.beats.mu.Unlock()
-	for _, m := range cf.Configuration().Servers {
+	for _, m := range servers {
 		if string(m.ID) == p.cfg.ID || p.beats.busy[m.ID] {
 			continue
 		}
@@ -74,6 +85,7 @@ func (p *Transport) beat() {
 		p.beats.busy[m.ID] = true
 		p.beats.wg.Go(func() { p.beatOne(m, term) })
 	}
+	return true
 }
 
 func (p *Transport) beatOne(m raft.Server, term uint64) {
