@@ -57,7 +57,7 @@ func member(dir, id string) error {
 		Dial: func(ctx context.Context, to string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket(dir, to, "raft"))
 		},
-		Logger:          slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})).With("node", id),
+		Logger:          slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("node", id),
 		SnapshotEntries: 400, SnapshotBytes: 256 << 10, // often
 	})
 	if err != nil {
