@@ -109,7 +109,7 @@ func Open(cfg Config) (*Store, error) {
 	s.streams = peer.NewStreams(peer.StreamConfig{
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
 	})
-	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, s.openCalls)
+	s.peers = peer.NewCalls(s.ctx, max(cfg.ElectionTimeout*4, cfg.LeaderLease*2), s.openCalls)
 	s.capabilities = capability.New(s.peers)
 	s.readRounds = wait.NewRounds(s.boundRound(s.askReadIndex), s.start, s.ctx.Done())
 	s.confirmRounds = wait.NewRounds(s.boundRound(s.confirmReadIndex), s.start, s.ctx.Done())

@@ -259,7 +259,7 @@ func (e *Election) askFor(asked int) time.Duration {
 // long.
 func (e *Election) isSilent() bool {
 	heard := e.cfg.Raft.LastContact()
-	return !heard.IsZero() && e.patience.silentFor(heard, time.Now()) >= e.patience.wait()
+	return !heard.IsZero() && e.patience.silentFor(heard, time.Now()) >= e.cfg.Silence
 }
 
 // dyingPause is the pause before a leader whose stream has broken is tried
