@@ -52,13 +52,14 @@ type Config struct {
 	Wall func() time.Time
 
 	// HeartbeatTimeout is how long a follower waits for its leader before it
-	// asks for an election. Default: 1 s.
+	// asks for an election, on a machine that is not overloaded. Default: 1 s.
 	HeartbeatTimeout time.Duration
-	// ElectionTimeout is how long a candidate waits for votes. Default and
+	// ElectionTimeout is how long a candidate waits for votes, likewise. Default and
 	// minimum: HeartbeatTimeout.
 	ElectionTimeout time.Duration
-	// LeaderLease is how long a leader that reaches no majority goes on before
-	// it steps down. Default: 4/5 of HeartbeatTimeout; at most all of it.
+	// LeaderLease is how long a leader that reaches no majority continues before
+	// it steps down. raft's own timeouts are at least as long. Default: five times
+	// HeartbeatTimeout.
 	LeaderLease time.Duration
 	// LeaderWait is how long a call waits for a leader to appear before it
 	// returns ErrNoLeader, if its context lasts that long. It counts from the
@@ -190,7 +191,7 @@ func (c *Config) setDefaults() error {
 	}
 	setDefault(&c.HeartbeatTimeout, time.Second)
 	setDefault(&c.ElectionTimeout, c.HeartbeatTimeout)
-	setDefault(&c.LeaderLease, c.HeartbeatTimeout*4/5)
+	setDefault(&c.LeaderLease, 5*c.HeartbeatTimeout)
 	setDefault(&c.LeaderWait, 8*time.Second)
 	setDefault(&c.HistoryBytes, mvcc.DefaultLimits.HistoryBytes)
 	setDefault(&c.HistoryAge, time.Hour)

@@ -72,3 +72,9 @@ func (s *Store) PendingCalls() int { return s.peers.Pending() }
 
 // BreakVote makes every further write of term and vote fail.
 func BreakVote(s *Store) { _ = s.state.Stable.Close() }
+
+// GiveUpElection is what a candidate in that term does when it gets no votes.
+func GiveUpElection(s *Store, term uint64) error { return s.raftSide.GiveUpElection(term) }
+
+// StandForElection makes the member a candidate.
+func StandForElection(s *Store) { s.election.Stand() }

@@ -87,7 +87,7 @@ func (s *Store) askFormats() ([]settle.Other, error) {
 	if !member {
 		return nil, fmt.Errorf("%s is no member", s.cfg.ID)
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.ElectionTimeout*2)
+	ctx, cancel := context.WithTimeout(s.ctx, 2*max(s.cfg.LeaderLease, s.cfg.ElectionTimeout))
 	defer cancel()
 	answers, forget := s.peers.Ask(asked, peer.KindFormats, nil)
 	defer forget()

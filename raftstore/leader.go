@@ -77,7 +77,11 @@ func (s *Store) lookAtLeader() {
 	r := s.raft()
 	_, id := r.LeaderWithID()
 	term := r.CurrentTerm()
+	was, _ := s.leader.Current()
 	if s.leader.Set(string(id), term) {
+		if was != "" && id == "" {
+			s.leader.Silent(s.lastHeard(was))
+		}
 		s.cfg.Logger.Info("leader changed", "leader", string(id), "term", term)
 		if fn := s.cfg.Events.LeaderChanged; fn != nil {
 			fn(string(id), term)
@@ -94,6 +98,18 @@ func (s *Store) lookAtLeader() {
 	if ready == 0 && r.State() == raft.Leader {
 		s.beginTerm(term)
 	}
+}
+
+// lastHeard is when a leader that has just been lost had last been heard, or, if it is
+// this member, can last have been sure of a majority.
+func (s *Store) lastHeard(leader string) time.Time {
+	if leader == s.cfg.ID {
+		return time.Now().Add(-s.cfg.LeaderLease)
+	}
+	if heard := s.raft().LastContact(); !heard.IsZero() {
+		return heard
+	}
+	return time.Now()
 }
 
 // beginTerm puts the term's first command into the log and waits until it is

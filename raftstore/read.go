@@ -118,7 +118,7 @@ func (s *Store) linearize(ctx context.Context) error {
 // leader would keep its lease.
 func (s *Store) boundRound(do func(context.Context) (uint64, error)) func(context.Context) (uint64, error) {
 	return func(context.Context) (uint64, error) {
-		ctx, cancel := context.WithTimeout(s.ctx, 2*s.cfg.ElectionTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, 2*max(s.cfg.LeaderLease, s.cfg.ElectionTimeout))
 		defer cancel()
 		return do(ctx)
 	}

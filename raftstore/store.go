@@ -109,7 +109,7 @@ func Open(cfg Config) (*Store, error) {
 	s.streams = peer.NewStreams(peer.StreamConfig{
 		ID: cfg.ID, Epoch: epoch, Listener: cfg.Listener, Dial: cfg.Dial, PeerID: cfg.PeerID, May: s.mayStream, Logger: cfg.Logger, Refused: cfg.Events.Refused,
 	})
-	s.peers = peer.NewCalls(s.ctx, cfg.ElectionTimeout*4, s.openCalls)
+	s.peers = peer.NewCalls(s.ctx, max(cfg.ElectionTimeout*4, cfg.LeaderLease*2), s.openCalls)
 	s.capabilities = capability.New(s.peers)
 	s.readRounds = wait.NewRounds(s.boundRound(s.askReadIndex), s.start, s.ctx.Done())
 	s.confirmRounds = wait.NewRounds(s.boundRound(s.confirmReadIndex), s.start, s.ctx.Done())
@@ -130,6 +130,7 @@ func (s *Store) openRaft() error {
 	s.logDiskSpace(s.disk.Short(), err)
 	s.raftSide = raftside.New(raftside.Config{
 		ID: s.cfg.ID, Streams: s.streams, Logger: s.cfg.Logger, Disk: s.disk, Changed: s.leader.Changed, Done: s.ctx.Done(), SlowSync: slowSync, Lost: s.state.Lost,
+		Heartbeat: s.cfg.HeartbeatTimeout / 10,
 	})
 	corrupt := func(err error) {
 		s.cfg.Logger.Error("a file of the store has become damaged", "err", err)
@@ -149,8 +150,9 @@ func (s *Store) openRaft() error {
 	conf := raft.DefaultConfig()
 	conf.LocalID = raft.ServerID(s.cfg.ID)
 	conf.Logger = raftside.NewLogger(s.cfg.Logger)
-	conf.HeartbeatTimeout = s.cfg.HeartbeatTimeout
-	conf.ElectionTimeout = s.cfg.ElectionTimeout
+	// The quick decisions are package election's, which knows slow from gone.
+	conf.HeartbeatTimeout = max(s.cfg.HeartbeatTimeout, s.cfg.LeaderLease)
+	conf.ElectionTimeout = max(s.cfg.ElectionTimeout, conf.HeartbeatTimeout)
 	conf.LeaderLeaseTimeout = s.cfg.LeaderLease
 	conf.CommitTimeout = raftside.CommitPause // raftSide is quicker
 	conf.MaxAppendEntries = 32
@@ -174,7 +176,8 @@ func (s *Store) openRaft() error {
 // begins makes what works with a raft that runs, and starts it.
 func (s *Store) begins(r *raft.Raft) {
 	s.election = election.New(election.Config{
-		ID: s.cfg.ID, Raft: r, Voters: s.peers, Leader: s.leader, Dial: s.openCalls, Stand: s.raftSide.StandForElection, Lost: s.raftSide.Gate.Shut, Logger: s.cfg.Logger,
+		ID: s.cfg.ID, Raft: r, Voters: s.peers, Leader: s.leader, Dial: s.openCalls, Stand: s.raftSide.StandForElection, GiveUp: s.raftSide.GiveUpElection,
+		Gap: s.raftSide.Gap, Lost: s.raftSide.Gate.Shut, Logger: s.cfg.Logger,
 		HeartbeatTimeout: s.cfg.HeartbeatTimeout, ElectionTimeout: s.cfg.ElectionTimeout, Silence: s.cfg.silence,
 	})
 	s.divergence = divergence.New(divergence.Config{
@@ -194,6 +197,7 @@ func (s *Store) begins(r *raft.Raft) {
 	s.streams.Start(s.serveCalls)
 	s.start(func() { s.leaderLoop(observed) })
 	s.start(func() { s.leadership.Run(s.ctx.Done()) })
+	s.start(s.raftSide.RunHeartbeats)
 	s.start(s.housekeep)
 	s.start(func() { s.divergence.Run(s.ctx) })
 	s.start(s.formatLoop)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
@@ -21,7 +22,7 @@ import (
 	"github.com/clusterd/clusterd/slack"
 )
 
-// raft elects when no heartbeat has come for HeartbeatTimeout, and waits up to
+// raft elects when no heartbeat has come for its timeout, and waits up to
 // twice as long. That time is for a leader that is only slow. A leader whose
 // process has ended can be distinguished from it: its host refuses connections. And
 // members that start together know that there is no leader. In these two cases the
@@ -30,7 +31,8 @@ import (
 // cannot be distinguished from a slow one: there they wait for it, but not for as long as
 // raft, whose members draw times of their own and refuse each other as long as
 // one of them still waits. When a majority has heard nothing for almost
-// HeartbeatTimeout, one of them stands.
+// HeartbeatTimeout, or for longer where members are known to be slow (patience), one of
+// them stands.
 //
 // Nothing of raft's safety rests on this: raft takes the candidacy for a
 // transfer of leadership, and the votes decide. What the agreement of a
@@ -61,21 +63,31 @@ type Config struct {
 	Dial func(ctx context.Context, id string) (net.Conn, error)
 	// Stand makes this member a candidate now.
 	Stand func() error
+	// GiveUp makes this member, a candidate in that term, a follower in the next one.
+	GiveUp func(term uint64) error
+	// Gap is how late heartbeats of a leader have been of late that came after all.
+	Gap func() time.Duration
 	// Lost says whether this member's state is lost: it has no vote then.
 	Lost   func() bool
 	Logger *slog.Logger
 
-	HeartbeatTimeout, ElectionTimeout time.Duration // raft's
+	HeartbeatTimeout, ElectionTimeout time.Duration // raft's own may be longer
 	// Silence is how long a leader may say nothing before its followers ask each
-	// other. 0: a bit less than raft's own timeout, so that no member is in the
-	// middle of an election of raft's that it cannot win.
+	// other, on a machine that is not overloaded. 0: a bit less than HeartbeatTimeout.
 	Silence time.Duration
 }
 
 // Election watches over the leader. Its methods may be called concurrently.
 type Election struct {
-	cfg   Config
-	stood atomic.Pointer[time.Time] // when this member last made itself a candidate
+	cfg      Config
+	patience patience
+	stood    atomic.Pointer[stood] // when this member last made itself a candidate
+}
+
+// stood is when, and the term before that election's.
+type stood struct {
+	at   time.Time
+	term uint64
 }
 
 // New starts nothing, see MonitorLeader, MonitorSilence and Agree.
@@ -83,7 +95,7 @@ func New(cfg Config) *Election {
 	if cfg.Silence == 0 {
 		cfg.Silence = cfg.HeartbeatTimeout * 9 / 10
 	}
-	return &Election{cfg: cfg}
+	return &Election{cfg: cfg, patience: patience{silence: cfg.Silence, gap: cfg.Gap}}
 }
 
 // MonitorLeader keeps a silent stream open to each leader in turn. When it ends
@@ -140,31 +152,47 @@ func (e *Election) isGone(ctx context.Context, leader string, changed <-chan str
 // MonitorSilence stands for election when the voters agree that they have no
 // leader, or hear nothing of the one they have. It returns with ctx.
 func (e *Election) MonitorSilence(ctx context.Context) {
-	again := e.cfg.Silence / 32
-	for asked := 0; ; {
-		wait := e.cfg.Silence
+	var run campaign
+	asked := 0
+	for {
 		leader, changed := e.cfg.Leader.Current()
-		if leader != e.cfg.ID && e.cfg.Raft.State() == raft.Follower {
-			heard := e.cfg.Raft.LastContact()
-			if since := e.cfg.Leader.Since(); since.After(heard) {
-				heard = since // it led itself, or an election has just ended
+		wait := e.patience.wait()
+		switch state := e.cfg.Raft.State(); {
+		case leader == e.cfg.ID || state == raft.Leader:
+			run, asked = campaign{}, 0
+			e.patience.leads(time.Now())
+		case state == raft.Candidate:
+			wait = e.hurry(&run, wait)
+		case state == raft.Follower:
+			heard := e.heard()
+			silent := e.patience.silentFor(heard, time.Now())
+			if run.gaveUp && leader == "" && e.cfg.Raft.CurrentTerm() == run.term+1 {
+				silent = max(silent, wait)
 			}
-			if wait -= time.Since(heard); wait > 0 {
+			if silent < wait {
+				wait -= silent
 				asked = 0
-			} else {
-				if e.ShouldStand(ctx, leader) {
-					e.cfg.Logger.Info("standing for election: the leader is silent", "leader", leader, "for", time.Since(heard).Round(time.Millisecond))
-					e.Stand()
+				if leader != "" {
+					run = campaign{}
+					e.patience.leads(time.Now())
 				}
-				// Without a majority there is no reason to ask all the time.
-				asked++
-				wait = min(again*time.Duration(1+asked/32), e.cfg.Silence)
+				break
 			}
+			if e.shouldStand(ctx, leader, question{e.askFor(asked), silent > 2*wait}) {
+				e.cfg.Logger.Info("standing for election: the leader is silent", "leader", leader, "for", time.Since(heard).Round(time.Millisecond))
+				e.Stand()
+				asked = 0
+				break
+			}
+			// Without a majority there is no reason to ask all the time.
+			asked++
+			wait = min(e.cfg.Silence/32*time.Duration(1+asked/32), e.cfg.Silence) * e.patience.factor()
 		}
 		var due <-chan time.Time
 		if leader == e.cfg.ID {
 			due = slack.After(wait) // a change of the leader ends this wait
 		} else {
+			e.patience.sleeps(time.Now().Add(wait))
 			due = time.After(wait)
 		}
 		select {
@@ -173,14 +201,65 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		if leader != e.cfg.ID {
+			e.patience.woke(time.Now())
+		}
 	}
+}
+
+// campaign is an election that this member has stood for by Stand.
+type campaign struct {
+	term   uint64
+	since  time.Time
+	wait   time.Duration // for votes
+	gaveUp bool          // it is a follower again, in the term after
+}
+
+// hurry looks at this member's election, and gives it up when it has failed, so that
+// another one can be held. It returns when to look again. An election of raft's own is
+// left to raft: a member that is cut off must not raise its term again and again.
+func (e *Election) hurry(c *campaign, patience time.Duration) time.Duration {
+	now := time.Now()
+	term := e.cfg.Raft.CurrentTerm()
+	if stood := e.stood.Load(); stood == nil || term != stood.term+1 {
+		return patience
+	}
+	if c.term != term {
+		*c = campaign{term: term, since: now, wait: max(patience, e.cfg.ElectionTimeout) + rand.N(patience)}
+	}
+	if left := c.wait - now.Sub(c.since); left > 0 {
+		return left
+	}
+	e.patience.failedElection()
+	e.cfg.Logger.Info("the election has brought no leader", "term", c.term, "after", now.Sub(c.since).Round(time.Millisecond))
+	if err := e.cfg.GiveUp(c.term); err != nil {
+		e.cfg.Logger.Debug("give an election up", "err", err)
+	}
+	c.since, c.gaveUp = now, true
+	return e.cfg.Silence / 32
+}
+
+// heard is when this member last had reason not to stand for election.
+func (e *Election) heard() time.Time {
+	heard := e.cfg.Raft.LastContact()
+	if since := e.cfg.Leader.Since(); since.After(heard) {
+		heard = since // it led itself, or an election has just ended
+	}
+	return heard
+}
+
+// askFor is how long the others' answers are waited for: longer when nobody has
+// answered for a while.
+func (e *Election) askFor(asked int) time.Duration {
+	wait := e.cfg.HeartbeatTimeout / 4
+	return wait * min(e.patience.factor()*time.Duration(1+asked/4), 16)
 }
 
 // isSilent reports whether this member has heard nothing of a leader for that
 // long.
 func (e *Election) isSilent() bool {
 	heard := e.cfg.Raft.LastContact()
-	return !heard.IsZero() && time.Since(heard) >= e.cfg.Silence
+	return !heard.IsZero() && e.patience.silentFor(heard, time.Now()) >= e.cfg.Silence
 }
 
 // dyingPause is the pause before a leader whose stream has broken is tried
@@ -217,12 +296,14 @@ func refusedBy(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 func (e *Election) Agree(ctx context.Context, lost string) {
 	ctx, cancel := context.WithTimeout(ctx, 2*e.cfg.HeartbeatTimeout)
 	defer cancel()
+	began := time.Now()
 	for ctx.Err() == nil {
 		leader, changed := e.cfg.Leader.Current()
 		if leader != "" && leader != lost {
 			return
 		}
-		if e.cfg.Raft.State() == raft.Follower && e.ShouldStand(ctx, lost) {
+		q := question{e.askFor(0), time.Since(began) > e.cfg.Silence}
+		if e.cfg.Raft.State() == raft.Follower && e.shouldStand(ctx, lost, q) {
 			e.cfg.Logger.Info("standing for election at once", "lost", lost)
 			e.Stand()
 			return
@@ -239,6 +320,18 @@ func (e *Election) Agree(ctx context.Context, lost string) {
 // either, are a majority together with this member, and none of them would make
 // a better leader.
 func (e *Election) ShouldStand(ctx context.Context, lost string) bool {
+	return e.shouldStand(ctx, lost, question{timeout: e.askFor(0)})
+}
+
+// question is how the others are asked.
+type question struct {
+	timeout time.Duration
+	// later: an election in a later term, of which this member has not heard, has had its
+	// time. To stand in vain is how this one learns of the term.
+	later bool
+}
+
+func (e *Election) shouldStand(ctx context.Context, lost string, q question) bool {
 	cf := e.cfg.Raft.GetConfiguration()
 	if cf.Error() != nil {
 		return false
@@ -261,7 +354,7 @@ func (e *Election) ShouldStand(ctx context.Context, lost string) bool {
 	if !voter || e.cfg.Lost() {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.cfg.HeartbeatTimeout/4)
+	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
 	answers, forget := e.cfg.Voters.Ask(others, peer.KindLeaderless, []byte(e.cfg.ID+"\x00"+lost))
 	defer forget()
@@ -273,7 +366,7 @@ func (e *Election) ShouldStand(ctx context.Context, lost string) bool {
 			theirs := voterStateOf(&answer)
 			switch {
 			case theirs == nil:
-			case !theirs.leaderless || theirs.term > mine.term || theirs.betterThan(mine) && !theirs.candidate, theirs.newerThan(mine):
+			case !theirs.leaderless || theirs.term > mine.term && !q.later || theirs.betterThan(mine) && !theirs.candidate, theirs.newerThan(mine):
 				// It has a leader, or an election is under way, or it will stand.
 				return false
 			default:
@@ -309,7 +402,7 @@ func (e *Election) Answer(ctx context.Context, body []byte) []byte {
 	caller, lost, _ := bytes.Cut(body, []byte{0})
 	st := e.voterState()
 	leader, _ := e.cfg.Leader.Current()
-	if stood := e.stood.Load(); stood != nil && time.Since(*stood) < e.cfg.ElectionTimeout/2 {
+	if stood := e.stood.Load(); stood != nil && time.Since(stood.at) < e.cfg.ElectionTimeout/2*e.patience.factor() {
 		st.leaderless = false // its own election is under way
 	}
 	if st.leaderless && leader != "" && leader != string(caller) && !e.isSilent() {
@@ -333,8 +426,7 @@ func (e *Election) refuses(ctx context.Context, id string) bool {
 
 // Stand makes this member a candidate at once.
 func (e *Election) Stand() {
-	now := time.Now()
-	e.stood.Store(&now)
+	e.stood.Store(&stood{time.Now(), e.cfg.Raft.CurrentTerm()})
 	if err := e.cfg.Stand(); err != nil {
 		e.cfg.Logger.Debug("stand for election", "err", err)
 	}

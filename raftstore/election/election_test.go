@@ -23,10 +23,12 @@ type fakeRaft struct {
 	voters                    []string
 	term, lastTerm, lastIndex uint64
 	heard                     atomic.Pointer[time.Time]
+	state                     atomic.Uint32 // a raft.RaftState, and a follower at first
 }
 
-func (r *fakeRaft) State() raft.RaftState  { return raft.Follower }
-func (r *fakeRaft) CurrentTerm() uint64    { return r.term }
+func (r *fakeRaft) State() raft.RaftState  { return raft.RaftState(r.state.Load()) }
+func (r *fakeRaft) CurrentTerm() uint64    { return atomic.LoadUint64(&r.term) }
+func (r *fakeRaft) rise() uint64           { return atomic.AddUint64(&r.term, 1) }
 func (r *fakeRaft) LastContact() time.Time { return *r.heard.Load() }
 func (r *fakeRaft) hear()                  { now := time.Now(); r.heard.Store(&now) }
 func (r *fakeRaft) Stats() map[string]string {
@@ -68,6 +70,8 @@ func newElection(r *fakeRaft, v fakeVoters, stand func()) *Election {
 		ID: "b", Raft: r, Voters: v, Leader: NewLeader(), Logger: slog.New(slog.DiscardHandler),
 		Dial:             func(context.Context, string) (net.Conn, error) { return nil, os.ErrDeadlineExceeded },
 		Stand:            func() error { stand(); return nil },
+		GiveUp:           func(uint64) error { return nil },
+		Gap:              func() time.Duration { return 0 },
 		Lost:             func() bool { return false },
 		HeartbeatTimeout: time.Second, ElectionTimeout: time.Second,
 	})
@@ -143,6 +147,136 @@ func TestSilentLeader(t *testing.T) {
 	})
 }
 
+// TestSlowLeader: under a leader whose heartbeats are known to come late no member
+// stands before twice that time, and then one does.
+func TestSlowLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		var stood atomic.Int32
+		e := newElection(r, fakeVoters{"a": {leaderless: true, term: 5, lastTerm: 4, lastIndex: 10}}, func() { stood.Add(1); r.hear() })
+		const gap = 2 * time.Second
+		e.cfg.Gap = func() time.Duration { return gap }
+		e.patience.gap = e.cfg.Gap
+		e.cfg.Leader.Set("l", 5)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); e.MonitorSilence(ctx) }()
+		for range 100 {
+			time.Sleep(gap + gap/2)
+			r.hear()
+		}
+		if n := stood.Load(); n != 0 {
+			t.Errorf("stood %d times under a leader that is as slow as ever", n)
+		}
+		time.Sleep(gapFactor*gap + time.Second)
+		if n := stood.Load(); n != 1 {
+			t.Errorf("stood %d times under a leader that has ended", n)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// TestElectionsInVain: a candidate that gets no votes gives up and stands again, after
+// longer and longer, and no wait is longer than the longest.
+func TestElectionsInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		var stood []time.Time
+		var e *Election
+		e = newElection(r, fakeVoters{"a": {leaderless: true, term: 5, lastTerm: 4, lastIndex: 9}}, func() {
+			stood = append(stood, time.Now())
+			r.state.Store(uint32(raft.Candidate))
+			e.cfg.Leader.Set("", r.rise())
+		})
+		e.cfg.GiveUp = func(term uint64) error {
+			if got := r.CurrentTerm(); got != term {
+				t.Errorf("gives up in term %d, is in %d", term, got)
+			}
+			r.state.Store(uint32(raft.Follower))
+			e.cfg.Leader.Set("", r.rise())
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); e.MonitorSilence(ctx) }()
+		time.Sleep(5 * time.Minute)
+		cancel()
+		<-ended
+		if len(stood) < 5 {
+			t.Fatalf("stood %d times in five minutes", len(stood))
+		}
+		longest := 2*(e.cfg.Silence<<maxFailed) + time.Second
+		for i := 1; i < len(stood); i++ {
+			took := stood[i].Sub(stood[i-1])
+			if i <= maxFailed && took < e.cfg.Silence<<(i-1) {
+				t.Errorf("election %d was given %v", i, took)
+			}
+			if took > longest+e.askFor(0) { // member l does not answer
+				t.Errorf("election %d was given %v, more than %v", i, took, longest)
+			}
+		}
+	})
+}
+
+// TestCandidateOfRafts: a member that is cut off, and a candidate in raft's own time, does
+// not raise its term.
+func TestCandidateOfRafts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		r.state.Store(uint32(raft.Candidate))
+		e := newElection(r, fakeVoters{}, func() { t.Error("it stands") })
+		e.cfg.GiveUp = func(uint64) error { t.Error("it gives raft's election up"); return nil }
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		e.MonitorSilence(ctx)
+	})
+}
+
+// TestPatience: what is not a leader's silence, and how waits grow and shrink.
+func TestPatience(t *testing.T) {
+	began := time.Now()
+	at := func(millis int) time.Time { return began.Add(time.Duration(millis) * time.Millisecond) }
+	p := patience{silence: 900 * time.Millisecond, gap: func() time.Duration { return 0 }}
+	check := func(what string, got, want time.Duration) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	check("silence", p.silentFor(at(0), at(500)), 500*time.Millisecond)
+	p.sleeps(at(900))
+	check("a timer that has not fired yet", p.silentFor(at(0), at(3000)), 900*time.Millisecond)
+	p.woke(at(3000))
+	check("a timer that fired late", p.silentFor(at(0), at(3100)), time.Second)
+	p.sleeps(at(3200))
+	p.woke(at(3150))
+	check("a timer that was not needed", p.silentFor(at(0), at(3200)), 1100*time.Millisecond)
+	check("after it was heard again", p.silentFor(at(3200), at(3600)), 400*time.Millisecond)
+
+	check("the usual wait", p.wait(), 900*time.Millisecond)
+	p.failedElection()
+	check("after an election in vain", p.wait(), 1800*time.Millisecond)
+	for range 10 {
+		p.failedElection()
+	}
+	check("the longest wait", p.wait(), 14400*time.Millisecond)
+	p.gap = func() time.Duration { return time.Minute }
+	check("the longest wait under a slow leader", p.wait(), 14400*time.Millisecond)
+	p.gap = func() time.Duration { return 0 }
+	for i := range maxFailed {
+		p.leads(at(i*20_000 + 1))
+		p.leads(at(i*20_000 + 10_000))
+		check("a leader that is there for a moment", p.wait(), 900*time.Millisecond<<(maxFailed-i))
+		p.leads(at(i*20_000 + 16_000))
+		p.until = time.Time{}
+		check("a leader that stays", p.wait(), 900*time.Millisecond<<(maxFailed-i-1))
+	}
+}
+
 // TestGoneLeader: a host that refuses is asked about at once; one that says
 // nothing is not taken for gone.
 func TestGoneLeader(t *testing.T) {
@@ -181,4 +315,25 @@ func TestVoterState(t *testing.T) {
 			t.Errorf("%d bytes are taken for a state", len(bad))
 		}
 	}
+}
+
+// TestLaterTerm: an election of which this member has not heard is waited for, and not
+// for ever.
+func TestLaterTerm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRaft{voters: []string{"a", "b", "l"}, term: 5, lastTerm: 4, lastIndex: 10}
+		r.hear()
+		began := time.Now()
+		stood := make(chan time.Time, 1)
+		e := newElection(r, fakeVoters{"a": {leaderless: true, term: 7, lastTerm: 4, lastIndex: 9}}, func() { stood <- time.Now(); r.hear() })
+		e.cfg.Leader.Set("l", 5)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); e.MonitorSilence(ctx) }()
+		if took := (<-stood).Sub(began); took <= 2*e.cfg.Silence || took > 4*e.cfg.Silence {
+			t.Errorf("stood after %v, with a silence of %v", took, e.cfg.Silence)
+		}
+		cancel()
+		<-ended
+	})
 }

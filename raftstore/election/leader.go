@@ -68,6 +68,16 @@ func (l *Leader) Set(id string, term uint64) bool {
 	return true
 }
 
+// Silent notes that the leader which has just been lost was last heard at that time: it
+// takes raft a while to give it up, in which it led nobody.
+func (l *Leader) Silent(heard time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.id == "" && heard.Before(l.lost) {
+		l.lost = heard
+	}
+}
+
 // Leadership tells one reader in order when this member leads and when it does not
 // any more: true and false in turn, beginning with true. A loss is never skipped,
 // however slow the reader, though several in a row show as one.

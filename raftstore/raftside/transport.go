@@ -36,6 +36,8 @@ type Transport struct {
 	commit commitNotifier
 	ahead  ahead
 	votes  sync.WaitGroup
+	beats  heartbeats
+	gaps   gaps
 
 	mu       sync.Mutex
 	met      map[raft.ServerID]chan struct{} // closed at the next answered heartbeat
@@ -55,7 +57,10 @@ type Config struct {
 	Done    <-chan struct{} // closed when the member stops
 	// SlowSync is from when on a sync of the log is worth a second message.
 	SlowSync time.Duration
-	Lost     bool // the gate is shut
+	// Heartbeat is the shortest pause between two heartbeats to a member; the longest
+	// is twice that.
+	Heartbeat time.Duration
+	Lost      bool // the gate is shut
 }
 
 const (
@@ -115,8 +120,18 @@ func (p *Transport) StandForElection() error {
 	return p.TimeoutNow(raft.ServerID(p.cfg.ID), raft.ServerAddress(p.cfg.ID), &req, &raft.TimeoutNowResponse{})
 }
 
+// GiveUpElection makes this member, a candidate whose election does not end, a
+// follower again, in the term after. raft would wait for its own timeout. To raft it is
+// a request for a vote from a candidate whose log is empty: it is refused, and a member
+// that leads, or has a leader, takes no notice of it.
+func (p *Transport) GiveUpElection(term uint64) error {
+	req := raft.RequestVoteRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax}, Term: term + 1}
+	return p.NetworkTransport.RequestVote(raft.ServerID(p.cfg.ID), raft.ServerAddress(p.cfg.ID), &req, &raft.RequestVoteResponse{})
+}
+
 // AppendEntries implements raft.Transport.
 func (p *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, req *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	p.beats.leads(req.Term)
 	err := disk.ErrStuck
 	if !p.cfg.Disk.Stuck() {
 		err = p.NetworkTransport.AppendEntries(id, target, req, resp)
@@ -228,6 +243,7 @@ func (p *Transport) Consumer() <-chan raft.RPC {
 func (p *Transport) SetHeartbeatHandler(handle func(raft.RPC)) {
 	p.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
 		if !p.Gate.refuse(rpc) {
+			p.gaps.note(rpc, time.Now())
 			handle(rpc)
 		}
 	})
