@@ -24,11 +24,11 @@ type standby struct {
 	changed    func()      // called when held has changed
 	known      func() bool // whether this node may announce at all
 
-	mu     sync.Mutex
+	mu        sync.Mutex
 	takeovers map[netip.Addr][]netip.Addr // addresses to take over, by the elected node's own
-	own    []netip.Addr                // those that this node is elected for
-	held   map[netip.Addr]bool         // those that it has taken over
-	wake   chan struct{}               // holds a value when the period is another
+	own       []netip.Addr                // those that this node is elected for
+	held      map[netip.Addr]bool         // those that it has taken over
+	wake      chan struct{}               // holds a value when the period is another
 
 	// Owned by run.
 	missed    map[netip.Addr]int       // questions without an answer since the last one, of nodes that have answered
