@@ -27,9 +27,9 @@ import (
 	"github.com/clusterd/clusterd/apis/server/rbac"
 )
 
-// seeders is how many objects of a new cluster are created at once: the store puts
+// seedAtOnce is how many objects of a new cluster are created at once: the store puts
 // writes that meet into one entry of its log.
-const seeders = 32
+const seedAtOnce = 32
 
 // seed creates the objects that every cluster starts with, if the store has none of
 // them, and returns when the loops that keep them may start. These compare and repair
@@ -88,9 +88,9 @@ func (s *stores) fresh(ctx context.Context) (bool, error) {
 
 // seed creates what is missing of the default objects of our own kinds.
 func (s *stores) seed(ctx context.Context) error {
-	var first, rest []seedling
+	var first, rest []seedObject
 	for _, name := range namespacelifecycle.Immortal {
-		first = append(first, seedling{corev1.Resource("namespaces"), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}})
+		first = append(first, seedObject{corev1.Resource("namespaces"), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}})
 	}
 	rest = appendSeeds(rest, flowcontrolv1.Resource("prioritylevelconfigurations"), bootstrap.MandatoryPriorityLevelConfigurations)
 	rest = appendSeeds(rest, flowcontrolv1.Resource("prioritylevelconfigurations"), bootstrap.SuggestedPriorityLevelConfigurations)
@@ -100,11 +100,11 @@ func (s *stores) seed(ctx context.Context) error {
 	rest = appendSeeds(rest, rbacv1.Resource("clusterrolebindings"), pointers(rbac.ClusterRoleBindings()))
 	roles := appendSeeds(nil, clusterRoles, pointers(rbac.ClusterRoles()))
 	// Cluster roles last: fresh asks for them, so that a start that was cut short is repeated.
-	for _, seeds := range [][]seedling{first, rest, roles} {
+	for _, seeds := range [][]seedObject{first, rest, roles} {
 		group, ctx := errgroup.WithContext(ctx)
-		group.SetLimit(seeders)
+		group.SetLimit(seedAtOnce)
 		for _, one := range seeds {
-			group.Go(func() error { return s.plant(ctx, one) })
+			group.Go(func() error { return s.create(ctx, one) })
 		}
 		if err := group.Wait(); err != nil {
 			return err
@@ -113,8 +113,8 @@ func (s *stores) seed(ctx context.Context) error {
 	return nil
 }
 
-// seedling is an object of a new cluster.
-type seedling struct {
+// seedObject is an object of a new cluster.
+type seedObject struct {
 	resource schema.GroupResource
 	object   interface {
 		runtime.Object
@@ -125,9 +125,9 @@ type seedling struct {
 func appendSeeds[T interface {
 	runtime.Object
 	metav1.Object
-}](all []seedling, resource schema.GroupResource, objects []T) []seedling {
+}](all []seedObject, resource schema.GroupResource, objects []T) []seedObject {
 	for _, o := range objects {
-		all = append(all, seedling{resource, o})
+		all = append(all, seedObject{resource, o})
 	}
 	return all
 }
@@ -140,8 +140,8 @@ func pointers[T any](values []T) []*T {
 	return all
 }
 
-// plant creates one object, unless it is there.
-func (s *stores) plant(ctx context.Context, one seedling) error {
+// create makes one object, unless it is there.
+func (s *stores) create(ctx context.Context, one seedObject) error {
 	obj := one.object.DeepCopyObject() // the library's are shared
 	apis.Scheme.Default(obj)
 	_, err := s.byName[one.resource].Create(lookup(ctx, one.resource, one.object.GetNamespace()), obj, rest.ValidateAllObjectFunc, &metav1.CreateOptions{})
