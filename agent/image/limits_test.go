@@ -148,7 +148,11 @@ func TestLoadLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openLimited(t, Limits{Config: 4096})
-	if _, err := s.content(img); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "4 KiB") {
+	raw, err := img.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newContent(raw, s.cfg.Limits, s.cfg.Platform); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "4 KiB") {
 		t.Errorf("config: %v", err)
 	}
 	dir := t.TempDir()
@@ -162,16 +166,17 @@ func TestLoadLimits(t *testing.T) {
 // that is not refused as a whole.
 func TestFreeDisk(t *testing.T) {
 	dir := t.TempDir()
-	if err := (Limits{Free: 1}).free(dir); err != nil {
+	free := func(keep int64, dir string) error { return (&budget{Limits: Limits{Free: keep}, dir: dir}).look() }
+	if err := free(1, dir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat("/proc/self"); err != nil {
 		t.Fatal(err)
 	}
-	if err := (Limits{Free: 1 << 62}).free("/proc"); err != nil { // it has no blocks: 5 % of nothing
+	if err := free(1<<62, "/proc"); err != nil { // it has no blocks: 5 % of nothing
 		t.Error(err)
 	}
-	if err := (Limits{Free: 1}).free(dir + "/none"); !errors.Is(err, unix.ENOENT) {
+	if err := free(1, dir+"/none"); !errors.Is(err, unix.ENOENT) {
 		t.Error(err)
 	}
 }

@@ -66,6 +66,7 @@ type Store struct {
 	cfg     Config
 	log     *slog.Logger
 	own     *own // nil: there is none
+	work    worker
 	pulls   flights[pullKey, Image]
 	unpacks flights[string, struct{}]
 
@@ -119,6 +120,7 @@ func Open(cfg Config) (*Store, error) {
 		held:     map[string]int{},
 		lastUsed: map[string]time.Time{},
 		own:      newOwn(cfg.Own, cfg.Platform),
+		work:     localWorker{},
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
 	for _, d := range []string{"", "blobs", "parts", "layers", "mounts", "volumes"} {
@@ -140,6 +142,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.pulls.close()
 	s.unpacks.close()
+	s.work.close()
 	return nil
 }
 
