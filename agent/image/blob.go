@@ -126,6 +126,9 @@ func receive(ctx context.Context, l v1.Layer, p *part, ref layerRef, limits Limi
 		notes = append(notes, fmt.Sprintf("a part of a layer cannot be read: %v", err))
 		p.have = 0
 	}
+	if how.look != nil {
+		how.look()
+	}
 	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
 	if err != nil {
 		return notes, err

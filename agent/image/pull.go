@@ -274,5 +274,5 @@ func isNetError(err error) bool {
 		ue *url.Error
 		ne net.Error
 	)
-	return errors.As(err, &ue) || errors.As(err, &ne) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.As(err, &ue) || errors.As(err, &ne) || errors.Is(err, errNet) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.ErrUnexpectedEOF)
 }

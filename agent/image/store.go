@@ -40,6 +40,9 @@ type Config struct {
 	StallTimeout time.Duration
 	// Limits bound what one image may cost; see there for the defaults.
 	Limits Limits
+	// Isolation has what registries and archives send read by processes of their own;
+	// nil: by this one, which is for tests and benchmarks. It needs root.
+	Isolation *Isolation
 	// Own is an image that this node makes itself; the zero value: there is none.
 	Own Own
 	// Logger; default: slog.Default().
@@ -130,6 +133,11 @@ func Open(cfg Config) (*Store, error) {
 	}
 	if err := s.recover(); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	if cfg.Isolation != nil {
+		if s.work, err = newChildWorker(*cfg.Isolation, cfg.Dir, s.log); err != nil {
+			return nil, fmt.Errorf("open image store: %w", err)
+		}
 	}
 	s.trimParts(partAge, partsKept)
 	return s, nil

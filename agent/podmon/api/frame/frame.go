@@ -23,8 +23,8 @@ const MaxSize = 64 << 20
 // MaxFiles bounds the descriptors that travel with one frame.
 const MaxFiles = 4
 
-// ErrTooLarge is returned when a frame's length is over MaxSize.
-var ErrTooLarge = errors.New("frame is larger than 64 MiB")
+// ErrTooLarge is returned when a frame's length is over MaxSize, or Bound.
+var ErrTooLarge = errors.New("frame is larger than allowed")
 
 // Decode reads one frame from r into v. A stream that ends between frames
 // gives io.EOF, one that ends inside a frame io.ErrUnexpectedEOF.
@@ -33,13 +33,13 @@ func Decode(r io.Reader, v any) error {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return err
 	}
-	return decodeBody(r, head, v)
+	return decodeBody(r, head, MaxSize, v)
 }
 
 // decodeBody grows its buffer as bytes arrive: a length alone reserves nothing.
-func decodeBody(r io.Reader, head [4]byte, v any) error {
+func decodeBody(r io.Reader, head [4]byte, limit uint32, v any) error {
 	size := binary.BigEndian.Uint32(head[:])
-	if size > MaxSize {
+	if size > limit {
 		return ErrTooLarge
 	}
 	var body bytes.Buffer
@@ -76,11 +76,18 @@ func Encode(v any) ([]byte, error) {
 // read while any number write.
 type Conn struct {
 	c   *net.UnixConn
+	max uint32
 	wmu sync.Mutex // one frame at a time
 }
 
 // NewConn takes over c.
-func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
+func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c, max: MaxSize} }
+
+// Bound has Read take no frame of more than max bytes of JSON, before the first Read.
+func (c *Conn) Bound(max uint32) *Conn {
+	c.max = min(max, MaxSize)
+	return c
+}
 
 // Close ends both directions; a blocked Read returns.
 func (c *Conn) Close() error { return c.c.Close() }
@@ -153,7 +160,7 @@ func (c *Conn) Read(v any) ([]*os.File, error) {
 		}
 		have += n
 	}
-	return files, decodeBody(c.c, head, v)
+	return files, decodeBody(c.c, head, c.max, v)
 }
 
 // received turns a control message into files.

@@ -1,0 +1,182 @@
+package isolate
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountPoint is where the machine has its cgroups.
+const mountPoint = "/sys/fs/cgroup"
+
+// unified reports whether the machine has cgroup v2 alone.
+func unified() bool {
+	_, err := os.Stat(filepath.Join(mountPoint, "cgroup.controllers"))
+	return err == nil
+}
+
+// group is the cgroup of one process.
+type group struct {
+	dirs  []string
+	kills string // file that counts what was killed for memory; empty: none
+}
+
+// groupDirs are the directories of the cgroup of that path.
+func groupDirs(path string) (memory, pids string) {
+	if unified() {
+		d := filepath.Join(mountPoint, path)
+		return d, d
+	}
+	return filepath.Join(mountPoint, "memory", path), filepath.Join(mountPoint, "pids", path)
+}
+
+// makeGroup makes a cgroup with these limits; memory 0: without one.
+func makeGroup(path string, memory, processes int64) (_ *group, err error) {
+	mem, pids := groupDirs(path)
+	g := &group{}
+	defer func() {
+		if err != nil {
+			g.remove()
+		}
+	}()
+	if mem == pids {
+		if err := g.make(mem); err != nil {
+			return nil, err
+		}
+		if memory > 0 {
+			g.kills = filepath.Join(mem, "memory.events")
+			if err := errors.Join(write(mem, "memory.max", memory), optional(write(mem, "memory.swap.max", 0)), optional(write(mem, "memory.oom.group", 1))); err != nil {
+				return nil, err
+			}
+		}
+		return g, write(pids, "pids.max", processes)
+	}
+	if memory > 0 {
+		if err := g.make(mem); err != nil {
+			return nil, err
+		}
+		g.kills = filepath.Join(mem, "memory.oom_control")
+		if err := errors.Join(write(mem, "memory.limit_in_bytes", memory), optional(write(mem, "memory.memsw.limit_in_bytes", memory))); err != nil {
+			return nil, err
+		}
+	}
+	if err := g.make(pids); err != nil {
+		return nil, err
+	}
+	return g, write(pids, "pids.max", processes)
+}
+
+// make makes a directory and, on cgroup v2, hands the controllers down to it.
+func (g *group) make(dir string) error {
+	if unified() {
+		rel, err := filepath.Rel(mountPoint, filepath.Dir(dir))
+		if err != nil {
+			return err
+		}
+		at := mountPoint
+		for part := range strings.SplitSeq(rel, "/") {
+			if err := setFile(filepath.Join(at, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+				return err
+			}
+			at = filepath.Join(at, part)
+			if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+		}
+		if err := setFile(filepath.Join(at, "cgroup.subtree_control"), "+memory +pids"); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	g.dirs = append(g.dirs, dir)
+	return nil
+}
+
+func write(dir, file string, n int64) error {
+	return setFile(filepath.Join(dir, file), strconv.FormatInt(n, 10))
+}
+
+// setFile writes to a file of the kernel's.
+func setFile(file, text string) error {
+	return os.WriteFile(file, []byte(text), 0) //nolint:forbidigo // nothing of it is on a disk
+}
+
+// optional is for files that not every kernel has.
+func optional(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (g *group) add(pid int) error {
+	for _, d := range g.dirs {
+		if err := write(d, "cgroup.procs", int64(pid)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killed reports whether the kernel has killed for memory here.
+func (g *group) killed() bool {
+	if g == nil || g.kills == "" {
+		return false
+	}
+	b, err := os.ReadFile(g.kills)
+	if err != nil {
+		return false
+	}
+	for line := range bytes.Lines(b) {
+		if n, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok && string(bytes.TrimSpace(n)) != "0" {
+			return true
+		}
+	}
+	return false
+}
+
+// removeTries bounds how often a cgroup is tried to be removed whose process has ended:
+// the kernel may still be about to take it out.
+const removeTries = 20
+
+func (g *group) remove() error {
+	var errs []error
+	for _, d := range g.dirs {
+		err := unix.Rmdir(d)
+		for try := 1; errors.Is(err, unix.EBUSY) && try < removeTries; try++ {
+			time.Sleep(time.Millisecond)
+			err = unix.Rmdir(d)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove %s: %w", d, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweep removes cgroups below path that a killed process has left. Those with processes
+// stay.
+func sweep(path string) {
+	mem, pids := groupDirs(path)
+	for _, d := range []string{mem, pids} {
+		list, err := os.ReadDir(d)
+		if err != nil {
+			continue
+		}
+		for _, e := range list {
+			if e.IsDir() {
+				_ = unix.Rmdir(filepath.Join(d, e.Name()))
+			}
+		}
+	}
+}
