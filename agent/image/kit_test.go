@@ -199,7 +199,9 @@ func isolation(t testing.TB) *Isolation {
 	}
 	return &Isolation{
 		Program: func() (*os.File, error) { return os.Open("/proc/self/exe") },
-		Cgroup:  fmt.Sprintf("/clusterd-test-%d/images", os.Getpid()),
+		Cgroup:  testCgroup() + "/images",
 		Memory:  512 << 20,
 	}
 }
+
+func testCgroup() string { return fmt.Sprintf("/clusterd-test-%d", os.Getpid()) }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,7 +20,18 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == "imageworker" { // started by a store of a test
 		os.Exit(Program(os.Args))
 	}
+	if os.Args[0] == "imagestore" {
+		os.Exit(imageStore(os.Args[1], os.Args[2], os.Args[3]))
+	}
 	goleak.VerifyTestMain(m,
+		goleak.Cleanup(func(code int) {
+			for _, in := range []string{"memory", "pids", ""} { // cgroup v1, v2
+				dir := filepath.Join("/sys/fs/cgroup", in, testCgroup())
+				_ = syscall.Rmdir(dir + "/images")
+				_ = syscall.Rmdir(dir)
+			}
+			os.Exit(code)
+		}),
 		// The library races https against http and leaves the loser to itself.
 		goleak.IgnoreAnyFunction("github.com/google/go-containerregistry/pkg/v1/remote/transport.pingParallel.func1"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),

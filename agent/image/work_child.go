@@ -41,9 +41,8 @@ var unpacking = []int{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, un
 
 // childWorker has each piece of work done by a process of its own.
 type childWorker struct {
-	run    *isolate.Runner
-	root   string // an empty directory
-	memory int64
+	run  *isolate.Runner
+	root string // an empty directory
 }
 
 // newChildWorker keeps an empty directory in dir.
@@ -61,7 +60,7 @@ func newChildWorker(i Isolation, dir string, log *slog.Logger) (*childWorker, er
 			Program: i.Program, Name: "imageworker", Cgroup: i.Cgroup, Memory: i.Memory, Logger: log,
 			NoPageCache: st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC,
 		}),
-		root: root, memory: i.Memory,
+		root: root,
 	}, nil
 }
 
@@ -77,13 +76,13 @@ type child struct {
 
 // start starts a process that ends with ctx at the latest. wait is to be called.
 func (w *childWorker) start(ctx context.Context, job, what string, o order, stdin, stdout *os.File) (*child, error) {
-	o.Spec.Root, o.Spec.Memory = w.root, w.memory
 	p, err := w.run.Start(job, stdin, stdout)
 	if err != nil {
 		return nil, err
 	}
 	c := &child{Child: p, ctx: ctx, what: what}
 	c.stop = context.AfterFunc(ctx, p.Kill)
+	o.Spec.Root, o.Spec.Memory = w.root, p.MemoryLimit()
 	if err := p.Conn.Write(o); err != nil {
 		return nil, c.broken(err)
 	}

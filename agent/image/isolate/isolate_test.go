@@ -164,11 +164,11 @@ func newRunner(t *testing.T, change func(*Config)) *Runner {
 // tried has the program try something.
 func tried(t *testing.T, r *Runner, job string, a attempt) (map[string]string, error) {
 	t.Helper()
-	a.Spec.Root, a.Spec.Memory = t.TempDir(), r.cfg.Memory
 	c, err := r.Start(job, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	a.Spec.Root, a.Spec.Memory = t.TempDir(), c.MemoryLimit()
 	defer c.Conn.Close()
 	if err := c.Conn.Write(a); err != nil {
 		t.Fatal(err)
@@ -284,7 +284,7 @@ func TestRootMemory(t *testing.T) {
 			if !errors.As(err, &exit) || !exit.Memory || !strings.Contains(err.Error(), "128 MiB") {
 				t.Errorf("%v", err)
 			}
-			t.Logf("%+v", exit)
+			t.Logf("%+v", *exit)
 		})
 	}
 }

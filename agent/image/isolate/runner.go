@@ -1,7 +1,6 @@
 package isolate
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -288,6 +288,15 @@ func (g *group) removeIfAny() error {
 	return g.remove()
 }
 
+// MemoryLimit is what Spec.Memory is to be: where a cgroup bounds what is used, it only
+// has to be out of its way, as what is mapped and not used counts.
+func (c *Child) MemoryLimit() int64 {
+	if c.group != nil && c.group.kills != "" {
+		return 2 * c.limit
+	}
+	return c.limit
+}
+
 // Pid is the child's process ID.
 func (c *Child) Pid() int { return c.cmd.Process.Pid }
 
@@ -318,15 +327,17 @@ func (c *Child) wait() {
 	c.err = &ExitError{Memory: c.group.killed() || outOfMemory(said), Limit: c.limit, State: c.cmd.ProcessState.String(), Said: firstLine(said)}
 }
 
-// outOfMemory knows how Go's runtime ends when the kernel gives no more.
+// outOfMemory knows how Go's runtime ends when the kernel gives no more. Parts of it do
+// not expect that: it then follows a nil pointer on a stack of its own, which the
+// program's code has none of.
 func outOfMemory(said string) bool {
-	b := []byte(said)
-	return bytes.Contains(b, []byte("out of memory")) || bytes.Contains(b, []byte("cannot allocate memory"))
+	return strings.Contains(said, "out of memory") || strings.Contains(said, "cannot allocate memory") ||
+		strings.HasPrefix(said, "SIGSEGV") && strings.Contains(said, "goroutine 0 ")
 }
 
 func firstLine(s string) string {
-	line, _, _ := bytes.Cut(bytes.TrimSpace([]byte(s)), []byte("\n"))
-	return string(line)
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return line
 }
 
 // head keeps the first bytes that are written to it.
