@@ -2,13 +2,19 @@ package image
 
 import (
 	"fmt"
+	"log/slog"
+	"os"
+	"syscall"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/clusterd/clusterd/agent/podmon/api/sealed"
 )
 
 // BenchmarkPull is a small image of three layers from a registry on the loopback, and
-// its removal.
+// its removal. With CLUSTERD_IMAGEWORKER=FILE the processes are of that program, else of
+// this test's, which is larger.
 func BenchmarkPull(b *testing.B) {
 	host := serve(b, nil)
 	var layers [][]byte
@@ -16,14 +22,27 @@ func BenchmarkPull(b *testing.B) {
 		layers = append(layers, archive(b, entry{name: fmt.Sprint("f", i), body: fmt.Sprint(i)}))
 	}
 	push(b, host+"/a:1", build(b, v1.Config{}, layers...))
-	for name, how := range map[string]*Isolation{"here": nil, "processes": isolation(b)} {
+	apart := isolation(b)
+	if file := os.Getenv("CLUSTERD_IMAGEWORKER"); file != "" && apart != nil {
+		apart.Program = func() (*os.File, error) {
+			f, err := os.Open(file)
+			if err != nil {
+				return nil, err
+			}
+			defer f.Close()
+			return sealed.New("imageworker", f)
+		}
+	}
+	for name, how := range map[string]*Isolation{"here": nil, "processes": apart} {
 		b.Run(name, func(b *testing.B) {
-			s, err := Open(Config{Dir: b.TempDir(), Registries: registries, Isolation: how})
+			s, err := Open(Config{Dir: b.TempDir(), Registries: registries, Isolation: how, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				b.Fatal(err)
 			}
 			defer s.Close()
+			before, n := cpu(), 0.0
 			for b.Loop() {
+				n++
 				if _, err := s.Pull(b.Context(), host+"/a:1", Auth{}); err != nil {
 					b.Fatal(err)
 				}
@@ -31,6 +50,19 @@ func BenchmarkPull(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
+			b.ReportMetric((cpu()-before)/n, "cpu-ms/op")
 		})
 	}
+}
+
+// cpu is the time of processors that this process and its children have taken, in
+// milliseconds.
+func cpu() (ms float64) {
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var r syscall.Rusage
+		if syscall.Getrusage(who, &r) == nil {
+			ms += float64(r.Utime.Nano()+r.Stime.Nano()) / 1e6
+		}
+	}
+	return ms
 }

@@ -21,6 +21,9 @@ const harmless = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 // run in a mount and a PID namespace that a Runner made for it. After an error the
 // process must end.
 func Enter(s Spec) error {
+	if err := setFile("/proc/self/comm", filepath.Base(os.Args[0])); err != nil { // it runs from a number
+		return err
+	}
 	// The kernel is to end this process before any other.
 	if err := setFile("/proc/self/oom_score_adj", "1000"); err != nil {
 		return fmt.Errorf("be the first to be killed for memory: %w", err)

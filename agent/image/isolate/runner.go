@@ -227,7 +227,7 @@ func (r *Runner) start(program *os.File, job string, stdin, stdout *os.File) (_ 
 		Args: []string{r.cfg.Name, job},
 		Dir:  "/",
 		Env: []string{
-			"GOMAXPROCS=2", "GOTRACEBACK=none",
+			"GOMAXPROCS=1", "GOTRACEBACK=none",
 			"GOMEMLIMIT=" + strconv.FormatInt(r.cfg.Memory/4*3, 10),
 			"SSL_CERT_FILE=" + os.Getenv("SSL_CERT_FILE"), "SSL_CERT_DIR=" + os.Getenv("SSL_CERT_DIR"),
 		},
