@@ -205,3 +205,10 @@ func isolation(t testing.TB) *Isolation {
 }
 
 func testCgroup() string { return fmt.Sprintf("/clusterd-test-%d", os.Getpid()) }
+
+// readHere has the store read images in this process, for tests of something else with
+// more layers than there is time to start processes for.
+func readHere(s *Store) {
+	s.work.close()
+	s.work = localWorker{}
+}

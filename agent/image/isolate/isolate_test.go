@@ -363,3 +363,60 @@ func TestExitErrorIsShort(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// TestUnified: on cgroup v2 the controllers are handed down to the process's cgroup, which
+// has all limits in one directory.
+func TestUnified(t *testing.T) {
+	defer func(before string) { mountPoint = before }(mountPoint)
+	mountPoint = t.TempDir()
+	if err := os.WriteFile(filepath.Join(mountPoint, "cgroup.controllers"), []byte("memory pids"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for memory, want := range map[int64]map[string]string{
+		1 << 20: {"memory.max": "1048576", "memory.swap.max": "0", "pids.max": "64"},
+		0:       {"memory.max": "", "pids.max": "64"},
+	} {
+		g, err := makeGroup(fmt.Sprintf("/clusterd/images/%d", memory), memory, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.add(7); err != nil || len(g.dirs) != 1 {
+			t.Fatalf("%v %v", g.dirs, err)
+		}
+		want["cgroup.procs"] = "7"
+		for file, text := range want {
+			if b, _ := os.ReadFile(filepath.Join(g.dirs[0], file)); string(b) != text {
+				t.Errorf("%s: %q, want %q", file, b, text)
+			}
+		}
+		if g.killed() {
+			t.Error("killed before it began")
+		}
+		if memory == 0 {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(g.dirs[0], "memory.events"), []byte("low 0\noom 3\noom_kill 1\n"), 0o644); err != nil || !g.killed() {
+			t.Errorf("not killed: %v", err)
+		}
+	}
+	for _, dir := range []string{"", "clusterd", "clusterd/images"} {
+		if b, _ := os.ReadFile(filepath.Join(mountPoint, dir, "cgroup.subtree_control")); string(b) != "+memory +pids" {
+			t.Errorf("/%s hands down %q", dir, b)
+		}
+	}
+}
+
+// TestRootCloseEnds: Close ends what runs.
+func TestRootCloseEnds(t *testing.T) {
+	r := newRunner(t, nil)
+	c, err := r.Start("sleep", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Conn.Close()
+	r.Close()
+	var exit *ExitError
+	if err := c.Wait(); !errors.As(err, &exit) || exit.Memory {
+		t.Error(err)
+	}
+}

@@ -53,17 +53,18 @@ type Config struct {
 
 // Runner starts the program. Methods may be called concurrently.
 type Runner struct {
-	cfg     Config
-	starts  chan func() // run by one thread
-	done    chan struct{}
-	running sync.WaitGroup
-	warned  sync.Once
+	cfg    Config
+	starts chan func() // run by one thread
+	done   chan struct{}
+	waits  sync.WaitGroup // for children
+	warned sync.Once
 
 	mu      sync.Mutex // guards all below
 	program *os.File   // nil: not in memory
 	users   int
 	timer   *time.Timer // closes program; nil: it is in use or closed
 	next    int
+	running map[*Child]struct{}
 	closed  bool
 }
 
@@ -76,7 +77,7 @@ func New(cfg Config) *Runner {
 		cfg.Processes = 64
 	}
 	sweep(cfg.Cgroup)
-	r := &Runner{cfg: cfg, starts: make(chan func()), done: make(chan struct{})}
+	r := &Runner{cfg: cfg, starts: make(chan func()), done: make(chan struct{}), running: map[*Child]struct{}{}}
 	go func() {
 		defer close(r.done)
 		// A child ends with the thread that started it (PR_SET_PDEATHSIG). This one ends
@@ -89,7 +90,7 @@ func New(cfg Config) *Runner {
 	return r
 }
 
-// Close waits for all children. They should have been killed.
+// Close kills all children and waits for them.
 func (r *Runner) Close() {
 	r.mu.Lock()
 	if r.closed {
@@ -97,8 +98,11 @@ func (r *Runner) Close() {
 		return
 	}
 	r.closed = true
+	for c := range r.running {
+		c.Kill()
+	}
 	r.mu.Unlock()
-	r.running.Wait()
+	r.waits.Wait()
 	close(r.starts)
 	<-r.done
 	r.mu.Lock()
@@ -128,12 +132,12 @@ func (r *Runner) open() (*os.File, error) {
 		r.program = f
 	}
 	r.users++
-	r.running.Add(1)
+	r.waits.Add(1)
 	return r.program, nil
 }
 
 func (r *Runner) release() {
-	defer r.running.Done()
+	defer r.waits.Done()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.users--; r.users > 0 {
@@ -198,9 +202,18 @@ func (r *Runner) Start(job string, stdin, stdout *os.File) (*Child, error) {
 		r.release()
 		return nil, fmt.Errorf("start %s: %w", r.cfg.Name, err)
 	}
-	go func() { // Close waits for it, by running
+	r.mu.Lock()
+	r.running[c] = struct{}{}
+	if r.closed {
+		c.Kill()
+	}
+	r.mu.Unlock()
+	go func() { // Close waits for it
 		defer r.release()
 		c.wait()
+		r.mu.Lock()
+		delete(r.running, c)
+		r.mu.Unlock()
 		if err := c.group.removeIfAny(); err != nil {
 			r.cfg.Logger.Warn("a cgroup stays", "err", err)
 		}
