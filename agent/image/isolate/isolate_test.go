@@ -310,6 +310,20 @@ func TestRootFirstToDie(t *testing.T) {
 			t.Fatal("its oom_score_adj is not 1000")
 		}
 	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.Pid()))
+	if len(threads) < 2 {
+		t.Fatalf("threads: %v", threads)
+	}
+	for _, f := range threads {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(b), ") ")
+		if got := strings.Fields(rest)[16]; got != "10" { // proc_pid_stat(5)
+			t.Errorf("%s: nice %s", f, got)
+		}
+	}
 	_, pids := groupDirs(r.cfg.Cgroup)
 	groups, _ := filepath.Glob(filepath.Join(pids, "*", "pids.max"))
 	if len(groups) != 1 {

@@ -247,7 +247,9 @@ func (r *Runner) start(program *os.File, job string, stdin, stdout *os.File) (_ 
 		Stderr:     c.said,
 		ExtraFiles: []*os.File{theirs},
 		SysProcAttr: &syscall.SysProcAttr{
-			Setsid: true, Pdeathsig: syscall.SIGKILL,
+			// A group of its own, and not a session: the scheduler shares processors out by
+			// sessions, and each child would have as much as clusterd.
+			Setpgid: true, Pdeathsig: syscall.SIGKILL,
 			Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 		},
 	}
