@@ -74,6 +74,12 @@ type child struct {
 	what string          // for errors: "unpacking it"
 }
 
+// Bounds of one report, in bytes: where it holds documents of images, and where not.
+const (
+	maxDocuments = 32 << 20
+	maxReport    = 256 << 10
+)
+
 // start starts a process that ends with ctx at the latest. wait is to be called.
 func (w *childWorker) start(ctx context.Context, job, what string, o order, stdin, stdout *os.File) (*child, error) {
 	p, err := w.run.Start(job, stdin, stdout)
@@ -82,6 +88,11 @@ func (w *childWorker) start(ctx context.Context, job, what string, o order, stdi
 	}
 	c := &child{Child: p, ctx: ctx, what: what}
 	c.stop = context.AfterFunc(ctx, p.Kill)
+	if job == jobFetch || job == jobList {
+		p.Conn.Bound(maxDocuments)
+	} else {
+		p.Conn.Bound(maxReport)
+	}
 	o.Spec.Root, o.Spec.Memory = w.root, p.MemoryLimit()
 	if err := p.Conn.Write(o); err != nil {
 		return nil, c.broken(err)
@@ -111,7 +122,7 @@ func (c *child) broken(err error) error {
 	case exit != nil:
 		return fmt.Errorf("%w: %s: %w", ErrWorker, c.what, exit)
 	}
-	return fmt.Errorf("%w: %s: %w", ErrWorker, c.what, err)
+	return fmt.Errorf("%w: %s: %s", ErrWorker, c.what, cut(err.Error())) // it may repeat what was sent
 }
 
 // read waits for the next report.

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -381,6 +383,12 @@ func framed(t *testing.T, v any) []byte {
 	return b
 }
 
+// elements is a frame of n elements behind a beginning.
+func elements(t *testing.T, n int, begin, element, end string) []byte {
+	t.Helper()
+	return framed(t, json.RawMessage(begin+strings.Repeat(element+",", n-1)+element+end))
+}
+
 // TestRootWorkerTalksNonsense: whatever a process reports that has been taken over, the
 // pull fails, or has an image that is another one than its name says at worst: of a name
 // with a digest nothing else is taken.
@@ -400,11 +408,19 @@ func TestRootWorkerTalksNonsense(t *testing.T) {
 		"no documents":         {framed(t, report{Documents: &documents{}}), nil},
 		"another image":        {framed(t, report{Documents: &documents{Chain: [][]byte{manifest}, Config: config}}), ErrDigest},
 		"a path for a digest":  {framed(t, map[string]any{"documents": map[string]any{"layers": []any{map[string]any{"digest": "sha256:../../../etc", "size": 1}}}}), ErrWorker},
+		"a million elements":   {elements(t, 1<<20, `{"listed":[`, `{}`, `]}`), ErrWorker},
+		"a million layers":     {elements(t, 1<<20, `{"documents":{"layers":[`, `{}`, `]}}`), ErrWorker},
+		"a long number":        {elements(t, 1, `{"progress":{"layer":`, strings.Repeat("1", 1<<20), `}}`), ErrWorker},
 		"a descriptor in text": {framed(t, report{Err: &workError{Text: strings.Repeat("x", 1<<20), Marks: []string{"none of ours"}}}), nil},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := isolated(t, t.TempDir(), func(i *Isolation) { i.Program = script(t, tt.says, "sleep 0.2") })
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
 			_, err := s.Pull(t.Context(), ref, Auth{})
+			if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 40<<20 {
+				t.Errorf("it took %d MiB to read", (after.TotalAlloc-before.TotalAlloc)>>20)
+			}
 			var pe *PullError
 			if !errors.As(err, &pe) || tt.is != nil && !errors.Is(err, tt.is) || len(err.Error()) > 2*maxErrorText {
 				t.Errorf("%.300v", err)

@@ -51,6 +51,7 @@ func (w *childWorker) fetch(ctx context.Context, req fetchRequest) (fetched, err
 		}
 		return nil, r.Err.received()
 	}
+	c.Conn.Bound(maxReport)
 	f := &childFetch{c: c, docs: *r.Documents, read: make(chan struct{}), waiting: map[int]*receiving{}}
 	go f.reports() // until close
 	return f, nil

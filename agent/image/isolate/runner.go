@@ -27,8 +27,9 @@ const ControlFD = 3
 // linger is how long the program is kept in memory after its last use.
 const linger = 10 * time.Second
 
-// maxMessage bounds what one message of the program takes in memory.
-const maxMessage = 32 << 20
+// maxMessage bounds one message of the program in bytes, unless the caller sets another
+// bound on Conn.
+const maxMessage = 256 << 10
 
 // Config of a Runner.
 type Config struct {
