@@ -32,6 +32,9 @@ func newContent(raw []byte, limits Limits, platform v1.Platform) (content, error
 	if int64(len(raw)) > limits.Config { // also one inside the manifest
 		return content{}, tooLarge(fmt.Sprintf("the config has %d bytes", len(raw)), size(limits.Config))
 	}
+	if err := elements("the config", raw); err != nil {
+		return content{}, err
+	}
 	var cf v1.ConfigFile
 	if err := json.Unmarshal(raw, &cf); err != nil {
 		return content{}, &badLayerError{fmt.Errorf("config: %w", err)}

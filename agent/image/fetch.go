@@ -1,12 +1,13 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -160,28 +161,45 @@ func (f *fetch) receive(ctx context.Context, layer int, p *part, how *progress) 
 	return notes, err
 }
 
-// check looks whether the documents are of one another, from the name to the config, by
-// their digests. Of a name with a digest nothing else is taken, whatever the worker
-// reports.
-func (d documents) check(ref name.Reference, l Limits) error {
+// check looks whether the documents are of one another, from the name to the config and
+// the layers, by their digests: each is the one that the document above has for this
+// platform. Of a name with a digest nothing else is taken, whatever the worker reports.
+func (d documents) check(ref name.Reference, l Limits, platform v1.Platform) error {
 	if len(d.Chain) == 0 || len(d.Chain) > maxIndexDepth+1 {
 		return &badLayerError{fmt.Errorf("%d documents of an image", len(d.Chain))}
 	}
 	if want, ok := ref.(name.Digest); ok && digestOf(d.Chain[0]) != want.DigestStr() {
 		return fmt.Errorf("%w: the registry sent %s", ErrDigest, digestOf(d.Chain[0]))
 	}
-	for i, doc := range d.Chain {
-		below := d.Config
-		if i < len(d.Chain)-1 {
-			below = d.Chain[i+1]
-		}
+	for _, doc := range d.Chain {
 		if int64(len(doc)) > l.Manifest {
 			return tooLarge("a manifest has more bytes than allowed", size(l.Manifest))
 		}
-		// The digest as text: documents that name it are not parsed here.
-		if !strings.Contains(string(doc), digestOf(below)) {
-			return fmt.Errorf("%w: %s does not name %s", ErrDigest, digestOf(doc), digestOf(below))
+		if err := elements("a manifest", doc); err != nil {
+			return err
 		}
+	}
+	last := len(d.Chain) - 1
+	for i, doc := range d.Chain[:last] {
+		index, err := v1.ParseIndexManifest(bytes.NewReader(doc))
+		if err != nil {
+			return &badLayerError{fmt.Errorf("index %s: %w", digestOf(doc), err)}
+		}
+		below := digestOf(d.Chain[i+1])
+		if fitting := fit(index.Manifests, platform); len(fitting) == 0 || fitting[0].Digest.String() != below {
+			return fmt.Errorf("%w: %s has another image than %s for %s", ErrDigest, digestOf(doc), below, platform)
+		}
+	}
+	doc := d.Chain[last]
+	manifest, err := v1.ParseManifest(bytes.NewReader(doc))
+	if err != nil {
+		return &badLayerError{fmt.Errorf("manifest %s: %w", digestOf(doc), err)}
+	}
+	if manifest.Config.Digest.String() != digestOf(d.Config) {
+		return fmt.Errorf("%w: %s has another config than %s", ErrDigest, digestOf(doc), digestOf(d.Config))
+	}
+	if !slices.EqualFunc(d.Layers, manifest.Layers, func(a layerRef, b v1.Descriptor) bool { return a.Digest == b.Digest && a.Size == b.Size }) {
+		return fmt.Errorf("%w: %s has other layers than those reported", ErrDigest, digestOf(doc))
 	}
 	return l.layers(d.Layers)
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -75,6 +76,18 @@ func size(n int64) string {
 		n >>= 10
 	}
 	return fmt.Sprintf("%d %s", n, units[i])
+}
+
+// maxElements bounds the commas of a document: two bytes of it, {}, may take a hundred
+// bytes in memory.
+const maxElements = 1 << 16
+
+// elements is asked before a document is parsed.
+func elements(what string, doc []byte) error {
+	if bytes.Count(doc, []byte{','}) > maxElements {
+		return tooLarge(what+" has more elements than allowed", fmt.Sprintf("%d commas", maxElements))
+	}
+	return nil
 }
 
 // manifest checks what a manifest announces before any of it is fetched.

@@ -160,7 +160,7 @@ func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *regi
 	}
 	defer found.close()
 	docs := found.documents()
-	if err := docs.check(ref, s.cfg.Limits); err != nil {
+	if err := docs.check(ref, s.cfg.Limits, s.cfg.Platform); err != nil {
 		return Image{}, false, err
 	}
 	c, err := newContent(docs.Config, s.cfg.Limits, s.cfg.Platform)

@@ -383,8 +383,8 @@ func framed(t *testing.T, v any) []byte {
 	return b
 }
 
-// elements is a frame of n elements behind a beginning.
-func elements(t *testing.T, n int, begin, element, end string) []byte {
+// frameOf is a frame of n elements behind a beginning.
+func frameOf(t *testing.T, n int, begin, element, end string) []byte {
 	t.Helper()
 	return framed(t, json.RawMessage(begin+strings.Repeat(element+",", n-1)+element+end))
 }
@@ -408,9 +408,9 @@ func TestRootWorkerTalksNonsense(t *testing.T) {
 		"no documents":         {framed(t, report{Documents: &documents{}}), nil},
 		"another image":        {framed(t, report{Documents: &documents{Chain: [][]byte{manifest}, Config: config}}), ErrDigest},
 		"a path for a digest":  {framed(t, map[string]any{"documents": map[string]any{"layers": []any{map[string]any{"digest": "sha256:../../../etc", "size": 1}}}}), ErrWorker},
-		"a million elements":   {elements(t, 1<<20, `{"listed":[`, `{}`, `]}`), ErrWorker},
-		"a million layers":     {elements(t, 1<<20, `{"documents":{"layers":[`, `{}`, `]}}`), ErrWorker},
-		"a long number":        {elements(t, 1, `{"progress":{"layer":`, strings.Repeat("1", 1<<20), `}}`), ErrWorker},
+		"a million elements":   {frameOf(t, 1<<20, `{"listed":[`, `{}`, `]}`), ErrWorker},
+		"a million layers":     {frameOf(t, 1<<20, `{"documents":{"layers":[`, `{}`, `]}}`), ErrWorker},
+		"a long number":        {frameOf(t, 1, `{"progress":{"layer":`, strings.Repeat("1", 1<<20), `}}`), ErrWorker},
 		"a descriptor in text": {framed(t, report{Err: &workError{Text: strings.Repeat("x", 1<<20), Marks: []string{"none of ours"}}}), nil},
 	} {
 		t.Run(what, func(t *testing.T) {
