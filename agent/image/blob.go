@@ -16,8 +16,9 @@ import (
 )
 
 // Blobs are manifests and configs of images, and compressed layers from their
-// download until they are unpacked. A blob's file is named by its digest and
-// is whole: it got its name after it was checked.
+// download until they are unpacked. A manifest's or config's file is named by its digest
+// and is whole: it got its name after it was checked. A layer's is named by its digest
+// and where it came from (partKey): who downloaded it says that it was checked.
 
 func (s *Store) blobPath(digest string) string {
 	return s.path("blobs", strings.TrimPrefix(digest, "sha256:"))
@@ -72,14 +73,15 @@ func (s *Store) download(ctx context.Context, found fetched, layer int, source s
 	if l.Digest.Algorithm != "sha256" {
 		return fmt.Errorf("%w: unknown kind of digest %s", ErrDigest, l.Digest)
 	}
-	path := s.blobPath(l.Digest.Hex)
+	key := partKey(l.Digest.Hex, source)
+	path := s.blobPath(key)
 	if _, err := os.Stat(path); err == nil {
 		how.done.Add(l.Size)
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	p, err := s.openPart(partKey(l.Digest.Hex, source), l.Size)
+	p, err := s.openPart(key, l.Size)
 	if err != nil {
 		return err
 	}
@@ -107,6 +109,31 @@ func (s *Store) download(ctx context.Context, found fetched, layer int, source s
 	}
 	if p.kept {
 		s.leavePart(p.key)
+	}
+	return nil
+}
+
+// dropSpoilt removes a compressed layer that is not what its digest says: the next pull
+// would fail by it, too.
+func (s *Store) dropSpoilt(file string, want v1.Hash) error {
+	f, err := os.Open(s.blobPath(file))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return err
+	}
+	if hex.EncodeToString(hash.Sum(nil)) == want.Hex {
+		return nil
+	}
+	s.log.Warn("a downloaded layer was not what its digest says: it is downloaded again", "layer", want)
+	if err := os.Remove(f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -247,7 +247,7 @@ func TestRefusedLeavesOthers(t *testing.T) {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if cut.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, last.Hex) {
 				for r.Context().Err() == nil { // once the other one is here
-					if _, err := os.Stat(s.blobPath(kept.Hex)); err == nil {
+					if _, err := os.Stat(s.blobPath(partKey(kept.Hex, r.Host+"/cut"))); err == nil {
 						break
 					}
 					time.Sleep(time.Millisecond)
@@ -264,13 +264,13 @@ func TestRefusedLeavesOthers(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), host+"/cut:1", Auth{}); err == nil {
 		t.Fatal("it was not cut off")
 	}
-	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+	if _, err := os.Stat(s.blobPath(partKey(kept.Hex, host+"/cut"))); err != nil {
 		t.Fatal("the first layer is not kept:", err)
 	}
 	if _, err := s.Ensure(t.Context(), host+"/many:1", Auth{}); !errors.Is(err, ErrTooLarge) {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+	if _, err := os.Stat(s.blobPath(partKey(kept.Hex, host+"/cut"))); err != nil {
 		t.Error("what another pull has brought is gone:", err)
 	}
 }

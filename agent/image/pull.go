@@ -184,8 +184,10 @@ func (s *Store) addRemote(ctx context.Context, found fetched, c content, source 
 		return Image{}, &badLayerError{fmt.Errorf("the manifest has %d layers, the config %d", len(layers), len(c.diffIDs))}
 	}
 	keys := slices.Clone(c.chains)
-	for _, l := range layers {
-		keys = append(keys, blobKey(l.Digest.Hex))
+	files := make([]string, len(layers)) // of the compressed layers, among the blobs
+	for i, l := range layers {
+		files[i] = partKey(l.Digest.Hex, source)
+		keys = append(keys, blobKey(files[i]))
 	}
 	release := s.hold(keys...)
 	defer release()
@@ -219,34 +221,38 @@ func (s *Store) addRemote(ctx context.Context, found fetched, c content, source 
 		return Image{}, err
 	}
 	for i, l := range layers {
-		c.sources = append(c.sources, layerSource{diffID: c.diffIDs[i], size: l.Size, open: func(ctx context.Context) (io.ReadCloser, error) {
-			f, err := os.Open(s.blobPath(l.Digest.Hex))
-			if err != nil {
-				return nil, err
-			}
-			return s.inflate(ctx, f)
-		}})
+		c.sources = append(c.sources, layerSource{
+			diffID: c.diffIDs[i], size: l.Size,
+			open: func(ctx context.Context) (io.ReadCloser, error) {
+				f, err := os.Open(s.blobPath(files[i]))
+				if err != nil {
+					return nil, err
+				}
+				return s.inflate(ctx, f)
+			},
+			spoilt: func() error { return s.dropSpoilt(files[i], l.Digest) },
+		})
 	}
 	img, err := s.add(ctx, c)
 	if err != nil {
 		return Image{}, err
 	}
 	release()
-	s.dropBlobs(layers)
+	s.dropBlobs(files)
 	return img, nil
 }
 
 // dropBlobs deletes compressed layers that are unpacked, unless another pull
 // still needs them.
-func (s *Store) dropBlobs(layers []layerRef) {
+func (s *Store) dropBlobs(files []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range layers {
-		if s.blobWanted(l.Digest.Hex) {
+	for _, file := range files {
+		if s.blobWanted(file) {
 			continue
 		}
-		if err := os.Remove(s.blobPath(l.Digest.Hex)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			s.log.Warn("cannot remove a downloaded layer", "blob", l.Digest.String(), "err", err)
+		if err := os.Remove(s.blobPath(file)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Warn("cannot remove a downloaded layer", "blob", file, "err", err)
 		}
 	}
 }

@@ -25,6 +25,7 @@ type layerSource struct {
 	diffID v1.Hash // digest of the archive as it is, not compressed
 	size   int64   // bytes of the archive as it came; 0: not known
 	open   func(context.Context) (io.ReadCloser, error)
+	spoilt func() error // looks at it when it could not be unpacked; nil: there is no need
 }
 
 // chainIDs names each layer together with all below it: the same archive on
@@ -53,7 +54,11 @@ func (s *Store) unpackAll(ctx context.Context, chains []string, sources []layerS
 			if s.hasLayer(chain) {
 				return struct{}{}, nil
 			}
-			return struct{}{}, s.unpack(ctx, chain, chains[:i], sources[i])
+			err := s.unpack(ctx, chain, chains[:i], sources[i])
+			if err != nil && ctx.Err() == nil && sources[i].spoilt != nil && (errors.Is(err, ErrDigest) || errors.Is(err, ErrWorker) || isBadLayer(err)) {
+				err = errors.Join(err, sources[i].spoilt())
+			}
+			return struct{}{}, err
 		})
 		if err != nil {
 			return fmt.Errorf("unpack layer %d of %d: %w", i+1, len(chains), err)

@@ -463,3 +463,42 @@ func TestRootLayerOfOthers(t *testing.T) {
 		t.Errorf("%v", dirs)
 	}
 }
+
+// TestSpoiltBlob: a layer that is here under its digest's name and is another one fails one
+// pull, and the next one downloads it. What another repository sent is not used at all.
+func TestSpoiltBlob(t *testing.T) {
+	host := serve(t, nil)
+	img := build(t, v1.Config{}, archive(t, entry{name: "f", body: "good"}))
+	push(t, host+"/a:1", img)
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, evil := range map[string][]byte{"another archive": archive(t, entry{name: "f", body: "evil"}), "garbage": []byte(noise(5000))} {
+		t.Run(what, func(t *testing.T) {
+			s := open(t, t.TempDir())
+			ours := s.blobPath(partKey(digest.Hex, host+"/a"))
+			for _, file := range []string{ours, s.blobPath(partKey(digest.Hex, host+"/b")), s.blobPath(digest.Hex)} {
+				if err := os.WriteFile(file, evil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := s.Pull(t.Context(), host+"/a:1", Auth{}); !errors.Is(err, ErrDigest) && !isBadLayer(err) {
+				t.Errorf("%v", err)
+			}
+			if _, err := os.Stat(ours); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("it is still there: %v", err)
+			}
+			if _, err := s.Pull(t.Context(), host+"/a:1", Auth{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := read(t, s.layerDirs(t)[0], "f"); got != "good" {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
