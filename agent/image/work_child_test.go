@@ -432,7 +432,7 @@ func TestRootWorkerTalksNonsense(t *testing.T) {
 		})
 	}
 	// By a name without a digest, the documents have to be of one another all the same.
-	other := bytes.Replace(manifest, []byte("sha256:"), []byte("sha256:0"), 1)
+	other := bytes.Replace(manifest, []byte(digestOf(config)), []byte(digestOf(manifest)), 1)
 	s := isolated(t, t.TempDir(), func(i *Isolation) {
 		i.Program = script(t, framed(t, report{Documents: &documents{Chain: [][]byte{other}, Config: config}}), "sleep 100")
 	})
