@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"time"
@@ -34,6 +35,9 @@ func Program(args []string) int {
 		// They are on the disk, which is out of reach soon. What goes wrong shows with
 		// the first certificate.
 		_, _ = x509.SystemCertPool()
+		// The indexes of interfaces are in the kernel: Go keeps them for addresses that
+		// name one (fe80::1%eth0), as name servers, proxies and mirrors may have.
+		_, _ = net.Interfaces()
 	}
 	if err := isolate.Enter(o.Spec); err != nil {
 		fmt.Fprintln(os.Stderr, err)
