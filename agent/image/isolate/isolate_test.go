@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func hostile(job string) int {
 	out := outcome{map[string]string{}}
 	try := func(what string, err error) {
 		out.Results[what] = ""
-		if err != nil {
+		if err != nil && err != unix.Errno(0) {
 			out.Results[what] = err.Error()
 		}
 	}
@@ -122,6 +123,18 @@ func hostile(job string) int {
 		try("open_by_handle_at", errno)
 		_, _, errno = unix.RawSyscall(lastKnown+10, 0, 0, 0)
 		try("unknown", errno)
+		page := make([]byte, 2*os.Getpagesize())
+		at := uintptr(unsafe.Pointer(&page[0])) &^ (uintptr(os.Getpagesize()) - 1)
+		_, _, errno = unix.Syscall(unix.SYS_MADVISE, at+uintptr(os.Getpagesize()), 0, unix.MADV_HWPOISON) // of no bytes
+		try("hwpoison", errno)
+		_, _, errno = unix.Syscall(unix.SYS_MADVISE, at+uintptr(os.Getpagesize()), 0, softOffline)
+		try("soft offline", errno)
+		if _, _, errno = unix.Syscall(unix.SYS_MADVISE, at+uintptr(os.Getpagesize()), 0, unix.MADV_NORMAL); errno != 0 {
+			return 7 // Go's runtime needs it
+		}
+		try("live on", unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0))
+		_, _, errno = unix.Syscall(unix.SYS_IOPRIO_SET, 1, 0, 1<<13)
+		try("ioprio_set", errno)
 		_, err = (&exec.Cmd{Path: "/out/f"}).Output()
 		try("start", err)
 	}
@@ -252,8 +265,13 @@ func TestRootCalls(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(got) < 12 {
+		if len(got) < 16 {
 			t.Fatalf("it tried only %v", got)
+		}
+		for _, what := range []string{"hwpoison", "soft offline", "live on", "ioprio_set"} {
+			if got[what] != unix.EPERM.Error() {
+				t.Errorf("%s: %q", what, got[what])
+			}
 		}
 		for what, failed := range got {
 			if what == "tcp socket" && network {

@@ -28,7 +28,7 @@ var refused = []uint32{
 	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	unix.SYS_ACCT, unix.SYS_SYSLOG, unix.SYS_PERSONALITY, unix.SYS_VHANGUP,
 	unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX,
-	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
+	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_IOPRIO_SET,
 	unix.SYS_FANOTIFY_INIT, unix.SYS_FANOTIFY_MARK, unix.SYS_INOTIFY_INIT1,
 	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_MIGRATE_PAGES, unix.SYS_MOVE_PAGES,
 	unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN,
@@ -43,11 +43,15 @@ const lastKnown = unix.SYS_FCHMODAT2
 // newNamespaces are the flags of clone(2) that make namespaces.
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
+// softOffline is MADV_SOFT_OFFLINE of madvise(2).
+const softOffline = 101
+
 // Offsets in struct seccomp_data.
 const (
 	atNumber = 0
 	atArch   = 4
-	atArg0   = 16 // its lower half, little-endian
+	atArg0   = 16 // the lower halves, little-endian
+	atArg2   = 32
 )
 
 func load(at uint32) unix.SockFilter {
@@ -82,6 +86,19 @@ func program(network bool) []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.SYS_CLONE, 0, 4),
 		load(atArg0),
 		jump(unix.BPF_JSET, newNamespaces, 0, 1),
+		fail(uint32(unix.EPERM)),
+		answer(unix.SECCOMP_RET_ALLOW),
+		// With CAP_SYS_ADMIN these take pages from the machine until it boots again.
+		jump(unix.BPF_JEQ, unix.SYS_MADVISE, 0, 5),
+		load(atArg2),
+		jump(unix.BPF_JEQ, unix.MADV_HWPOISON, 1, 0),
+		jump(unix.BPF_JEQ, softOffline, 0, 1),
+		fail(uint32(unix.EPERM)),
+		answer(unix.SECCOMP_RET_ALLOW),
+		// It ends with its parent.
+		jump(unix.BPF_JEQ, unix.SYS_PRCTL, 0, 4),
+		load(atArg0),
+		jump(unix.BPF_JEQ, unix.PR_SET_PDEATHSIG, 0, 1),
 		fail(uint32(unix.EPERM)),
 		answer(unix.SECCOMP_RET_ALLOW),
 		jump(unix.BPF_JEQ, unix.SYS_SOCKET, 0, 4),
