@@ -92,7 +92,7 @@ func (s *Store) download(ctx context.Context, found fetched, layer int, source s
 	}()
 	notes, err := found.receive(ctx, layer, p, how)
 	for _, n := range notes {
-		s.log.Info(n, "image", how.ref, "layer", l.Digest)
+		s.log.Info("a layer's download", "note", n, "image", how.ref, "layer", l.Digest)
 	}
 	if err != nil {
 		return err

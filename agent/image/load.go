@@ -91,8 +91,14 @@ func (s *Store) loaded(l listed, archive *os.File, dir string) (content, error) 
 	if err != nil {
 		return content{}, err
 	}
+	if len(l.Layers) > s.cfg.Limits.Layers {
+		return content{}, tooLarge(fmt.Sprintf("the image has %d layers", len(l.Layers)), fmt.Sprint(s.cfg.Limits.Layers))
+	}
 	if len(l.Layers) != len(c.diffIDs) {
 		return content{}, &badLayerError{fmt.Errorf("the archive has %d layers, the config %d", len(l.Layers), len(c.diffIDs))}
+	}
+	if int64(len(l.Manifest)) > s.cfg.Limits.Manifest {
+		return content{}, tooLarge("a manifest has more bytes than allowed", size(s.cfg.Limits.Manifest))
 	}
 	c.manifest = l.Manifest
 	for _, n := range l.Names {

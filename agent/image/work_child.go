@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -301,10 +302,24 @@ func (w *childWorker) unpack(ctx context.Context, archive io.Reader, req unpackR
 	if err != nil {
 		return unpacked{}, err
 	}
-	if r.Unpacked == nil || r.Unpacked.Size < 0 {
+	if r.Unpacked == nil {
 		return unpacked{}, fmt.Errorf("%w: it reports no layer", ErrWorker)
 	}
-	return *r.Unpacked, nil
+	return *r.Unpacked, r.Unpacked.check(req)
+}
+
+// sumPattern is what sum gives.
+var sumPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// check looks whether a report can be true: both go into the index.
+func (u unpacked) check(req unpackRequest) error {
+	if u.Size < 0 || u.Size > req.limits.Unpacked-req.below {
+		return fmt.Errorf("%w: it reports a layer of %d bytes, allowed were %d", ErrWorker, u.Size, req.limits.Unpacked-req.below)
+	}
+	if !sumPattern.MatchString(u.Sum) {
+		return fmt.Errorf("%w: it reports a fingerprint of %d bytes that is none", ErrWorker, len(u.Sum))
+	}
+	return nil
 }
 
 // errReader remembers why reading ended, if not at the end.

@@ -86,12 +86,28 @@ func (f *childFetch) reports() {
 			}
 		case r.Received != nil:
 			if w := f.waiting[r.Received.Layer]; w != nil {
+				r.Received.Notes = shortNotes(r.Received.Notes)
 				w.end <- *r.Received
 				delete(f.waiting, r.Received.Layer)
 			}
 		}
 		f.mu.Unlock()
 	}
+}
+
+// maxNotes and maxNote bound what goes to the log of one download: as many notes as an
+// honest process has, and their bytes.
+const (
+	maxNotes = 4
+	maxNote  = 512
+)
+
+func shortNotes(all []string) []string {
+	all = all[:min(len(all), maxNotes)]
+	for i, n := range all {
+		all[i] = n[:min(len(n), maxNote)]
+	}
+	return all
 }
 
 // progress takes a report, if it can be true.
