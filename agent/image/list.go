@@ -274,13 +274,13 @@ func openerOf(file *os.File) tarball.Opener {
 }
 
 func dockerImage(opener tarball.Opener, d tarball.Descriptor, only bool, req listRequest) (listed, error) {
-	which := dockerLayer{}
+	tagged := ""
 	if len(d.RepoTags) > 0 {
-		which.Tag = d.RepoTags[0]
+		tagged = d.RepoTags[0]
 	} else if !only {
 		return listed{}, errors.New("the archive holds several images, and one has no name")
 	}
-	img, err := taggedImage(opener, which.Tag)
+	img, err := taggedImage(opener, tagged)
 	if err != nil {
 		return listed{}, err
 	}
@@ -292,15 +292,11 @@ func dockerImage(opener tarball.Opener, d tarball.Descriptor, only bool, req lis
 	if err != nil {
 		return listed{}, err
 	}
-	layers, err := img.Layers()
-	if err != nil {
-		return listed{}, err
+	if len(d.Layers) != len(c.diffIDs) {
+		return listed{}, &badLayerError{fmt.Errorf("manifest.json has %d layers, the config %d", len(d.Layers), len(c.diffIDs))}
 	}
-	if len(layers) != len(c.diffIDs) {
-		return listed{}, &badLayerError{fmt.Errorf("manifest.json has %d layers, the config %d", len(layers), len(c.diffIDs))}
-	}
-	for i := range layers {
-		out.Layers = append(out.Layers, listedLayer{Docker: &dockerLayer{which.Tag, i}})
+	for _, l := range d.Layers {
+		out.Layers = append(out.Layers, listedLayer{Docker: &dockerLayer{l}})
 	}
 	for _, r := range d.RepoTags {
 		full, err := Normalize(r)
@@ -324,18 +320,43 @@ func taggedImage(opener tarball.Opener, tagged string) (v1.Image, error) {
 	return tarball.Image(opener, &tag)
 }
 
-// openDockerLayer gives one layer of an archive made by docker save.
+// openDockerLayer gives one layer of an archive made by docker save, decompressed if need
+// be. Layers that several images have may be links to each other.
 func openDockerLayer(file *os.File, which dockerLayer) (io.ReadCloser, error) {
-	img, err := taggedImage(openerOf(file), which.Tag)
+	name := which.Name
+	for range maxFollows {
+		found, r, err := findEntry(file, name)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("layer %q: %w", which.Name, err)
+		case found.Typeflag == tar.TypeReg:
+			return decompress(r)
+		case found.Typeflag == tar.TypeSymlink, found.Typeflag == tar.TypeLink:
+			name = path.Join(path.Dir(name), path.Clean(found.Linkname))
+		default:
+			return nil, &badLayerError{fmt.Errorf("layer %q is no file", which.Name)}
+		}
+	}
+	return nil, &badLayerError{fmt.Errorf("layer %q is a link to a link, %d times", which.Name, maxFollows)}
+}
+
+// findEntry looks for a name in an archive, without reading what is before.
+func findEntry(file *os.File, name string) (*tar.Header, io.Reader, error) {
+	from, err := fromStart(file)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	layers, err := img.Layers()
-	if err != nil {
-		return nil, err
+	tr := tar.NewReader(from) // it seeks
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil, nil, &badLayerError{errors.New("it is not in the archive")}
+		}
+		if err != nil {
+			return nil, nil, &badLayerError{fmt.Errorf("read the archive: %w", err)}
+		}
+		if h.Name == name {
+			return h, tr, nil
+		}
 	}
-	if which.Layer < 0 || which.Layer >= len(layers) {
-		return nil, fmt.Errorf("layer %d of %d", which.Layer, len(layers))
-	}
-	return layers[which.Layer].Uncompressed()
 }

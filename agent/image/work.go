@@ -111,8 +111,7 @@ type listedLayer struct {
 
 // dockerLayer is a layer of an archive made by docker save.
 type dockerLayer struct {
-	Tag   string `json:"tag,omitempty"` // of the image; empty: the archive has one image
-	Layer int    `json:"layer"`
+	Name string `json:"name"` // of its file in the archive
 }
 
 // localWorker works in this process.
