@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,9 +72,10 @@ func (w *childWorker) close() { w.run.Close() }
 // child is one process and what it is about.
 type child struct {
 	*isolate.Child
-	ctx  context.Context // the caller's
-	stop func() bool     // the end of ctx kills no more
-	what string          // for errors: "unpacking it"
+	ctx  context.Context       // the caller's
+	stop func() bool           // the end of ctx kills no more
+	what string                // for errors: "unpacking it"
+	room atomic.Pointer[error] // why it was killed for the disk's sake; nil: it was not
 }
 
 // Bounds of one report, in bytes: where it holds documents of images, and where not.
@@ -98,7 +101,43 @@ func (w *childWorker) start(ctx context.Context, job, what string, o order, stdi
 	if err := p.Conn.Write(o); err != nil {
 		return nil, c.broken(err)
 	}
+	switch {
+	case o.Unpack != nil:
+		go c.watch(w.root, o.Unpack.Limits)
+	case o.List != nil:
+		go c.watch(w.root, o.List.Limits)
+	case o.Fetch != nil:
+		go c.watch(w.root, o.Fetch.Limits)
+	}
 	return c, nil
+}
+
+// watchEvery is how often the disk is looked at while a process writes to it.
+const watchEvery = time.Second
+
+// watch kills a process that leaves half of what is to be left on the disk, until it has
+// ended. An honest one stops before.
+func (c *child) watch(dir string, l Limits) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.Done():
+			return
+		case <-tick.C:
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			continue // its own look fails, too
+		}
+		half := l
+		half.Free = min(l.Free, int64(st.Blocks)*st.Bsize/20) / 2
+		if err := half.left(&st, dir); err != nil {
+			c.room.Store(&err)
+			c.Kill()
+			return
+		}
+	}
 }
 
 // end kills the process, if it still runs, and waits for it.
@@ -117,6 +156,9 @@ func (c *child) broken(err error) error {
 		return context.Cause(c.ctx)
 	}
 	var how *isolate.ExitError
+	if full := c.room.Load(); full != nil {
+		return *full
+	}
 	switch {
 	case errors.As(exit, &how) && how.Memory:
 		return tooLarge(c.what+" takes more memory than allowed", size(how.Limit)+", set by --image-pull-memory")
@@ -254,7 +296,7 @@ func (s *stream) Close() error {
 
 // list implements worker.
 func (w *childWorker) list(ctx context.Context, archive *os.File, dir string, req listRequest) ([]listed, error) {
-	o := order{List: &req, Spec: isolate.Spec{Binds: []isolate.Bind{{From: dir, To: "/" + jailOut, Write: true}}}}
+	o := order{List: &req, Spec: isolate.Spec{FileSize: req.Limits.Download, Binds: []isolate.Bind{{From: dir, To: "/" + jailOut, Write: true}}}}
 	c, err := w.start(ctx, jobList, "reading it", o, archive, nil)
 	if err != nil {
 		return nil, err
@@ -270,7 +312,7 @@ func (w *childWorker) unpack(ctx context.Context, archive io.Reader, req unpackR
 		binds = append(binds, isolate.Bind{From: l, To: "/" + strconv.Itoa(i+1)})
 	}
 	o := order{
-		Spec:   isolate.Spec{Binds: binds, Proc: true, Capabilities: unpacking},
+		Spec:   isolate.Spec{Binds: binds, Proc: true, Capabilities: unpacking, FileSize: max(1, req.limits.Unpacked-req.below)},
 		Unpack: &unpackOrder{Limits: req.limits, Below: req.below, From: req.from, Lowers: len(req.lowers), Shown: req.dir},
 	}
 	stdin, feed, err := os.Pipe()

@@ -2,8 +2,11 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/clusterd/clusterd/agent/image/isolate"
 )
@@ -32,7 +35,7 @@ type receiving struct {
 
 // fetch implements worker.
 func (w *childWorker) fetch(ctx context.Context, req fetchRequest) (fetched, error) {
-	o := order{Fetch: &req, Spec: isolate.Spec{User: unprivileged, Network: true, Files: resolverFiles}}
+	o := order{Fetch: &req, Spec: isolate.Spec{User: unprivileged, Network: true, Files: resolverFiles, FileSize: req.Limits.Download}}
 	c, err := w.start(ctx, jobFetch, "fetching it", o, nil, nil)
 	if err != nil {
 		return nil, err
@@ -117,6 +120,23 @@ func (w *receiving) progress(done int64) {
 	w.done = done
 }
 
+// fileSlack is what a file may have behind the layer before the process ends by it: one
+// that is too long is an error of its own.
+const fileSlack = 1 << 20
+
+// limitFiles lets no file get larger than the largest layer. Without CAP_SYS_RESOURCE, as
+// in some containers, the limit for all layers remains that the process began with.
+func (f *childFetch) limitFiles() error {
+	var most int64
+	for _, l := range f.docs.Layers {
+		most = max(most, l.Size)
+	}
+	if err := f.c.LimitFiles(most + fileSlack); !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return nil
+}
+
 // receive implements fetched. The process downloads until close.
 func (f *childFetch) receive(ctx context.Context, layer int, p *part, how *progress) ([]string, error) {
 	w := &receiving{how: how, size: f.docs.Layers[layer].Size, end: make(chan receivedLayer, 1)}
@@ -127,6 +147,9 @@ func (f *childFetch) receive(ctx context.Context, layer int, p *part, how *progr
 	}
 	f.waiting[layer] = w
 	f.mu.Unlock()
+	if err := f.limitFiles(); err != nil { // the documents have been checked
+		return nil, err
+	}
 	if err := f.c.Conn.Write(receiveOrder{Layer: layer, Have: p.have, Name: p.Name()}, p.File); err != nil {
 		f.c.Kill()
 	}

@@ -32,7 +32,7 @@ func Enter(s Spec) error {
 	if err := setFile("/proc/self/oom_score_adj", "1000"); err != nil {
 		return fmt.Errorf("be the first to be killed for memory: %w", err)
 	}
-	if err := limit(s.Memory); err != nil {
+	if err := limit(s.Memory, s.FileSize); err != nil {
 		return err
 	}
 	if err := enterRoot(s); err != nil {
@@ -59,9 +59,14 @@ const niceness = 10
 // slop is what Go has mapped and does not use: it takes memory in arenas of 64 MiB.
 const slop = 96 << 20
 
-func limit(memory int64) error {
+func limit(memory, file int64) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("no core files: %w", err)
+	}
+	if file > 0 {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(file), Max: uint64(file)}); err != nil {
+			return fmt.Errorf("limit files to %d bytes: %w", file, err)
+		}
 	}
 	if memory == 0 {
 		return nil

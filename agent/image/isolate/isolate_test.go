@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -71,6 +72,10 @@ func hostile(job string) int {
 			all = append(all, b)
 			_ = all
 		}
+	case "grow":
+		signal.Ignore(unix.SIGXFSZ)
+		try("small", os.WriteFile("/out/small", make([]byte, 1<<20), 0o600))
+		try("large", os.WriteFile("/out/large", make([]byte, 1<<20+1), 0o600))
 	case "sleep":
 		_, _ = conn.Read(&a) // until the other side ends
 		time.Sleep(time.Hour)
@@ -304,6 +309,18 @@ func TestRootMemory(t *testing.T) {
 			}
 			t.Logf("%+v", *exit)
 		})
+	}
+}
+
+// TestRootFileSize: no file gets larger than allowed.
+func TestRootFileSize(t *testing.T) {
+	r := newRunner(t, nil)
+	got, err := tried(t, r, "grow", attempt{Spec: Spec{Binds: []Bind{{From: t.TempDir(), To: "/out", Write: true}}, FileSize: 1 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got["small"] != "" || !strings.Contains(got["large"], unix.EFBIG.Error()) {
+		t.Error(got)
 	}
 }
 

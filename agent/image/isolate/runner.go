@@ -313,6 +313,22 @@ func (c *Child) MemoryLimit() int64 {
 	return c.limit
 }
 
+// LimitFiles bounds each file that the child writes from now on, in bytes.
+func (c *Child) LimitFiles(size int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.exited {
+		return nil
+	}
+	if err := unix.Prlimit(c.cmd.Process.Pid, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(size), Max: uint64(size)}, nil); err != nil {
+		return fmt.Errorf("limit files to %d bytes: %w", size, err)
+	}
+	return nil
+}
+
+// Done is closed when the child has ended.
+func (c *Child) Done() <-chan struct{} { return c.done }
+
 // Pid is the child's process ID.
 func (c *Child) Pid() int { return c.cmd.Process.Pid }
 

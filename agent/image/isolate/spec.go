@@ -25,6 +25,8 @@ type Spec struct {
 	Network bool `json:"network,omitempty"`
 	// Memory bounds its heap and stacks in bytes; 0: no bound.
 	Memory int64 `json:"memory,omitempty"`
+	// FileSize bounds each file that it writes, in bytes; 0: no bound.
+	FileSize int64 `json:"fileSize,omitempty"`
 }
 
 // Bind is a directory of the machine in the program's root. Devices, set-uid bits and
