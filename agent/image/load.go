@@ -35,7 +35,7 @@ func (s *Store) load(ctx context.Context, r io.Reader) (out []Image, err error) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	defer func() { err = errors.Join(err, removeTree(context.WithoutCancel(ctx), tmp)) }()
 	plain, err := s.work.inflate(ctx, ctxReader{ctx, r})
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -72,6 +73,8 @@ type Store struct {
 	work    worker
 	pulls   flights[pullKey, Image]
 	unpacks flights[string, struct{}]
+
+	endRemoval func() // ends removeOld and waits for it
 
 	roots sync.Mutex // guards the making and removing of directories for mapped roots
 
@@ -140,6 +143,7 @@ func Open(cfg Config) (*Store, error) {
 		}
 	}
 	s.trimParts(partAge, partsKept)
+	s.removeOld()
 	return s, nil
 }
 
@@ -151,6 +155,7 @@ func (s *Store) Close() error {
 	s.pulls.close()
 	s.unpacks.close()
 	s.work.close()
+	s.endRemoval()
 	return nil
 }
 
@@ -159,7 +164,7 @@ func (s *Store) recover() error {
 	if err := unmountBelow(s.path("tmp")); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.path("tmp")); err != nil {
+	if err := s.putAside("tmp"); err != nil {
 		return err
 	}
 	if err := os.Mkdir(s.path("tmp"), 0o700); err != nil {
@@ -200,6 +205,39 @@ func (s *Store) recover() error {
 		}
 	}
 	return s.removeStrays()
+}
+
+// putAside takes a directory of an earlier start out of the way, to be removed once the
+// store serves: what is in it may take its time, or not be removable.
+func (s *Store) putAside(dir string) error {
+	if err := os.MkdirAll(s.path(oldDir), 0o700); err != nil {
+		return err
+	}
+	into, err := os.MkdirTemp(s.path(oldDir), "")
+	if err != nil {
+		return err
+	}
+	err = os.Rename(s.path(dir), filepath.Join(into, "it")) //nolint:forbidigo // it is thrown away
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// oldDir is where putAside puts things.
+const oldDir = "old"
+
+// removeOld removes what putAside has put aside; Close ends it, and the next start goes on.
+func (s *Store) removeOld() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	done := make(chan struct{})
+	s.endRemoval = func() { cancel(ErrClosed); <-done }
+	go func() {
+		defer close(done)
+		if err := removeTree(ctx, s.path(oldDir)); err != nil && ctx.Err() == nil {
+			s.log.Warn("what an earlier start has left stays on the disk: remove it by hand", "dir", s.path(oldDir), "err", err)
+		}
+	}()
 }
 
 // loadConfig checks that an image is whole and parses its config.
@@ -249,7 +287,7 @@ func (s *Store) removeStrays() error {
 		if wanted[d.Name()] {
 			continue
 		}
-		if err := os.RemoveAll(s.layerPath(d.Name())); err != nil {
+		if err := s.putAside(filepath.Join("layers", d.Name())); err != nil {
 			return err
 		}
 	}

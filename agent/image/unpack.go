@@ -81,7 +81,7 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src la
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	defer func() { err = errors.Join(err, removeTree(context.WithoutCancel(ctx), tmp)) }()
 	lowers, err := s.lowerDirs(below)
 	if err != nil {
 		return err
