@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -164,8 +165,42 @@ func (g *group) remove() error {
 	return errors.Join(errs...)
 }
 
-// sweep removes cgroups below path that a killed process has left. Those with processes
-// stay.
+// groups numbers the cgroups that this process makes.
+var groups atomic.Int64
+
+// groupName is a name that says which process made a cgroup: its ID, and when it started.
+func groupName() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("%d-%d-%d", pid, startOf(pid), groups.Add(1))
+}
+
+// startOf is when a process started, in the kernel's ticks; 0: there is none.
+func startOf(pid int) uint64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // from the state on, proc_pid_stat(5)
+	if len(fields) < 20 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(fields[19]), 10, 64)
+	return n
+}
+
+// makerLives reports whether the process still runs that made a cgroup of that name.
+func makerLives(name string) bool {
+	var pid int
+	var start uint64
+	var n int64
+	if _, err := fmt.Sscanf(name, "%d-%d-%d", &pid, &start, &n); err != nil {
+		return false
+	}
+	return start != 0 && startOf(pid) == start
+}
+
+// sweep removes cgroups below path whose maker has ended, and kills what runs there: a
+// process that was taken over may have seen to it that it does not end with its parent.
 func sweep(path string) {
 	mem, pids := groupDirs(path)
 	for _, d := range []string{mem, pids} {
@@ -174,9 +209,29 @@ func sweep(path string) {
 			continue
 		}
 		for _, e := range list {
-			if e.IsDir() {
-				_ = unix.Rmdir(filepath.Join(d, e.Name()))
+			if e.IsDir() && !makerLives(e.Name()) {
+				end(filepath.Join(d, e.Name()))
 			}
 		}
+	}
+}
+
+// end kills all processes of a cgroup and removes it.
+func end(dir string) {
+	for range 10 * removeTries {
+		if err := unix.Rmdir(dir); !errors.Is(err, unix.EBUSY) {
+			return
+		}
+		kill := filepath.Join(dir, "cgroup.kill") // Linux 5.14, cgroup v2
+		if _, err := os.Stat(kill); err == nil {
+			_ = setFile(kill, "1")
+		} else if b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs")); err == nil {
+			for line := range bytes.Lines(b) {
+				if pid, err := strconv.Atoi(string(bytes.TrimSpace(line))); err == nil && pid > 1 {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+			}
+		}
+		time.Sleep(time.Millisecond)
 	}
 }

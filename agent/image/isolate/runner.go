@@ -64,7 +64,6 @@ type Runner struct {
 	program *os.File   // nil: not in memory
 	users   int
 	timer   *time.Timer // closes program; nil: it is in use or closed
-	next    int
 	running map[*Child]struct{}
 	closed  bool
 }
@@ -72,7 +71,7 @@ type Runner struct {
 // ErrClosed is returned after Close.
 var ErrClosed = errors.New("closed")
 
-// New removes cgroups that a killed process has left. Close ends what New started.
+// New ends what a killed process has left in cgroups, and removes them. Close ends what New started.
 func New(cfg Config) *Runner {
 	if cfg.Processes == 0 {
 		cfg.Processes = 64
@@ -279,15 +278,11 @@ func (r *Runner) start(program *os.File, job string, stdin, stdout *os.File) (_ 
 // group makes a cgroup for the next child. Where there can be none, the limit of the
 // process itself has to do.
 func (r *Runner) group() *group {
-	r.mu.Lock()
-	r.next++
-	name := strconv.Itoa(os.Getpid()) + "-" + strconv.Itoa(r.next)
-	r.mu.Unlock()
 	memory := r.cfg.Memory
 	if r.cfg.NoPageCache {
 		memory = 0
 	}
-	g, err := makeGroup(filepath.Join(r.cfg.Cgroup, name), memory, r.cfg.Processes)
+	g, err := makeGroup(filepath.Join(r.cfg.Cgroup, groupName()), memory, r.cfg.Processes)
 	if err != nil {
 		r.warned.Do(func() {
 			r.cfg.Logger.Warn("no cgroup for processes that read images: only the memory of their heaps is bounded", "cgroup", r.cfg.Cgroup, "err", err)
