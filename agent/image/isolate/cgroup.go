@@ -129,22 +129,44 @@ func (g *group) add(pid int) error {
 	return nil
 }
 
-// killed reports whether the kernel has killed for memory here.
-func (g *group) killed() bool {
+// deaths says whether the kernel has killed for memory here; own: it was for this
+// group's limit, and not because the machine, or a group above, had no more.
+func (g *group) deaths() (killed, own bool) {
 	if g == nil || g.kills == "" {
-		return false
+		return false, false
 	}
 	b, err := os.ReadFile(g.kills)
 	if err != nil {
-		return false
+		return false, false
 	}
-	for line := range bytes.Lines(b) {
-		if n, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok && string(bytes.TrimSpace(n)) != "0" {
-			return true
-		}
+	counts := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		name, n, _ := strings.Cut(strings.TrimSpace(line), " ")
+		counts[name] = n
 	}
-	return false
+	killed = some(counts["oom_kill"])
+	if reached, v2 := counts["oom"]; v2 {
+		return killed, some(reached)
+	}
+	// On v1 not each way to the limit counts in memory.failcnt.
+	dir := filepath.Dir(g.kills)
+	return killed, number(dir, "memory.max_usage_in_bytes") >= number(dir, "memory.limit_in_bytes")-nearLimit
 }
+
+// nearLimit is how near to its limit the kernel lets a group of cgroup v1 come before it
+// kills there, at the most: it charges pages in batches.
+const nearLimit = 4 << 20
+
+func number(dir, file string) int64 {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+	return n
+}
+
+func some(n string) bool { return n != "" && n != "0" }
 
 // removeTries bounds how often a cgroup is tried to be removed whose process has ended:
 // the kernel may still be about to take it out.

@@ -58,3 +58,29 @@ func TestRootSweep(t *testing.T) {
 		t.Errorf("its cgroup: %q %v", b, err)
 	}
 }
+
+// TestDeathsOfV1: cgroup v1 counts kills, and knows how near to its limit the group came.
+func TestDeathsOfV1(t *testing.T) {
+	dir := t.TempDir()
+	g := &group{kills: filepath.Join(dir, "memory.oom_control")}
+	const limit = 512 << 20
+	for _, tt := range []struct {
+		kills       string
+		most        int64
+		killed, own bool
+	}{{"0", limit, false, true}, {"1", limit, true, true}, {"1", limit - 100<<10, true, true}, {"1", 100 << 20, true, false}} {
+		err := errors.Join(
+			os.WriteFile(g.kills, []byte("oom_kill_disable 0\nunder_oom 0\noom_kill "+tt.kills+"\n"), 0o644),
+			os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), fmt.Appendln(nil, limit), 0o644),
+			os.WriteFile(filepath.Join(dir, "memory.max_usage_in_bytes"), fmt.Appendln(nil, tt.most), 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if killed, own := g.deaths(); killed != tt.killed || own != tt.own {
+			t.Errorf("%+v: %v %v", tt, killed, own)
+		}
+	}
+	if err := (&ExitError{Machine: true}); !strings.Contains(err.Error(), "the machine has no more memory") {
+		t.Error(err)
+	}
+}

@@ -438,14 +438,23 @@ func TestUnified(t *testing.T) {
 				t.Errorf("%s: %q, want %q", file, b, text)
 			}
 		}
-		if g.killed() {
+		if killed, _ := g.deaths(); killed {
 			t.Error("killed before it began")
 		}
 		if memory == 0 {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(g.dirs[0], "memory.events"), []byte("low 0\noom 3\noom_kill 1\n"), 0o644); err != nil || !g.killed() {
-			t.Errorf("not killed: %v", err)
+		for text, want := range map[string][2]bool{
+			"low 0\nmax 9\noom 3\noom_kill 1\n": {true, true},
+			"low 0\nmax 9\noom 0\noom_kill 1\n": {true, false}, // the machine's lack
+			"low 0\nmax 9\noom 0\noom_kill 0\n": {false, false},
+		} {
+			if err := os.WriteFile(filepath.Join(g.dirs[0], "memory.events"), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if killed, own := g.deaths(); [2]bool{killed, own} != want {
+				t.Errorf("%q: %v %v", text, killed, own)
+			}
 		}
 	}
 	for _, dir := range []string{"", "clusterd", "clusterd/images"} {

@@ -176,13 +176,19 @@ type ExitError struct {
 	// Memory: it was killed, or gave up, for more memory than it may have.
 	Memory bool
 	Limit  int64 // of its memory
-	State  string
-	Said   string // the first words of its standard error
+	// Machine: it was killed because the machine had no more memory, or what it shares a
+	// limit with.
+	Machine bool
+	State   string
+	Said    string // the first words of its standard error
 }
 
 func (e *ExitError) Error() string {
 	if e.Memory {
 		return fmt.Sprintf("it needed more than %d MiB of memory", e.Limit>>20)
+	}
+	if e.Machine {
+		return "it was killed, as the machine has no more memory"
 	}
 	if e.Said != "" {
 		return e.State + ": " + e.Said
@@ -351,7 +357,8 @@ func (c *Child) wait() {
 		return
 	}
 	said := c.said.String()
-	c.err = &ExitError{Memory: c.group.killed() || outOfMemory(said), Limit: c.limit, State: c.cmd.ProcessState.String(), Said: firstLine(said)}
+	killed, own := c.group.deaths()
+	c.err = &ExitError{Memory: killed && own || outOfMemory(said), Machine: killed && !own, Limit: c.limit, State: c.cmd.ProcessState.String(), Said: firstLine(said)}
 }
 
 // outOfMemory knows how Go's runtime ends when the kernel gives no more. Parts of it do
