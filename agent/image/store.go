@@ -67,12 +67,13 @@ type Image struct {
 // Store is safe for concurrent use. One process may have one Store for a
 // folder.
 type Store struct {
-	cfg     Config
-	log     *slog.Logger
-	own     *own // nil: there is none
-	work    worker
-	pulls   flights[pullKey, Image]
-	unpacks flights[string, struct{}]
+	cfg       Config
+	log       *slog.Logger
+	own       *own // nil: there is none
+	work      worker
+	pulls     flights[pullKey, Image]
+	unpacks   flights[string, struct{}]
+	unpacking chan struct{} // full: unpacksAtOnce are at it
 
 	endRemoval func() // ends removeOld and waits for it
 
@@ -119,14 +120,15 @@ func Open(cfg Config) (*Store, error) {
 		cfg.Logger = slog.Default()
 	}
 	s := &Store{
-		cfg:      cfg,
-		log:      cfg.Logger,
-		configs:  map[string]v1.Config{},
-		layers:   map[string]layer{},
-		held:     map[string]int{},
-		lastUsed: map[string]time.Time{},
-		own:      newOwn(cfg.Own, cfg.Platform),
-		work:     localWorker{},
+		cfg:       cfg,
+		log:       cfg.Logger,
+		configs:   map[string]v1.Config{},
+		layers:    map[string]layer{},
+		held:      map[string]int{},
+		lastUsed:  map[string]time.Time{},
+		own:       newOwn(cfg.Own, cfg.Platform),
+		work:      localWorker{},
+		unpacking: make(chan struct{}, unpacksAtOnce),
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
 	for _, d := range []string{"", "blobs", "parts", "layers", "mounts", "volumes"} {

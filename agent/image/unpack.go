@@ -74,9 +74,19 @@ func (s *Store) hasLayer(chain string) bool {
 	return ok
 }
 
+// unpacksAtOnce is how many layers are unpacked at the same time, by two processes each
+// that may take --image-pull-memory.
+const unpacksAtOnce = 4
+
 // unpack writes one layer to a temporary directory, checks its digest, and gives
 // it its place.
 func (s *Store) unpack(ctx context.Context, chain string, below []string, src layerSource) (err error) {
+	select {
+	case s.unpacking <- struct{}{}:
+		defer func() { <-s.unpacking }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer-")
 	if err != nil {
 		return err
