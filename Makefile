@@ -42,13 +42,18 @@ bin/podmon: deps $(shell find cmd/podmon agent/podmon -name '*.go' -o -name '*.c
 sched/gateway/crds/crds.json.gz: go.mod hack/gatewaycrds/main.go
 	$(GO) run ./hack/gatewaycrds -o $@
 
+bin/imageworker: deps $(shell find cmd/imageworker agent/image agent/podmon/api agent/internal/plainfile durable -name '*.go') go.mod
+	@mkdir -p bin agent/image/imageworkerbin
+	$(GO) build -ldflags '-s -w' -o $@ ./cmd/imageworker
+	cp $@ agent/image/imageworkerbin/imageworker
+
 .PHONY: build
-build: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/clusterd, bin/clusterctl, bin/podmon
+build: bin/podmon bin/imageworker sched/gateway/crds/crds.json.gz ## build bin/clusterd, bin/clusterctl, bin/podmon, bin/imageworker
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/clusterd ./cmd/clusterctl
 	@hack/own.sh
 
 .PHONY: build-race
-build-race: bin/podmon sched/gateway/crds/crds.json.gz ## build bin/race/clusterd with the race detector (slow)
+build-race: bin/podmon bin/imageworker sched/gateway/crds/crds.json.gz ## build bin/race/clusterd with the race detector (slow)
 	CGO_ENABLED=1 $(GO) build -race -ldflags '$(LDFLAGS)' -o bin/race/ ./cmd/clusterd
 
 .PHONY: cross
@@ -349,4 +354,4 @@ release: deb ## sign the tarball of `make deb` with RELEASE_KEY
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist agent/runtime/podmonbin/podmon sched/gateway/crds/crds.json.gz
+	rm -rf bin dist agent/runtime/podmonbin/podmon agent/image/imageworkerbin/imageworker sched/gateway/crds/crds.json.gz

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds clusterd, clusterctl and podmon for another architecture into bin/ARCH.
+# Builds clusterd, clusterctl, podmon and imageworker for another architecture into bin/ARCH.
 # podmon is linked with C: by Debian's cross compiler, with the libseccomp of that
 # architecture, which is unpacked beside and not installed. make cross calls it;
 # with FAULTPOINTS=1 it makes the podmon of test-vm, too.
@@ -35,6 +35,8 @@ podmon() {
 }
 podmon "$out/podmon"
 [ -z "${FAULTPOINTS:-}" ] || podmon "$out/vm/podmon" faultpoints
-# clusterd carries this podmon instead of the one of this machine.
-printf '{"Replace": {"%s": "%s"}}\n' "$PWD/agent/runtime/podmonbin/podmon" "$out/podmon" >"$out/overlay.json"
+CGO_ENABLED=0 "$GO" build -ldflags '-s -w' -o "$out/imageworker" ./cmd/imageworker
+# clusterd carries these programs instead of those of this machine.
+printf '{"Replace": {"%s": "%s", "%s": "%s"}}\n' "$PWD/agent/runtime/podmonbin/podmon" "$out/podmon" \
+	"$PWD/agent/image/imageworkerbin/imageworker" "$out/imageworker" >"$out/overlay.json"
 CGO_ENABLED=0 "$GO" build -overlay "$out/overlay.json" -ldflags "$LDFLAGS" -o "$out/" ./cmd/clusterd ./cmd/clusterctl

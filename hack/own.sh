@@ -6,7 +6,7 @@ set -euo pipefail
 if [ "$(id -u)" -ne 0 ] || [ "${SUDO_UID:-0}" -eq 0 ] || [ -z "${SUDO_GID:-}" ]; then
 	exit 0
 fi
-for built in bin dist agent/runtime/podmonbin sched/gateway/crds/crds.json.gz; do
+for built in bin dist agent/runtime/podmonbin agent/image/imageworkerbin sched/gateway/crds/crds.json.gz; do
 	if [ -e "$built" ]; then
 		chown -R --no-dereference "$SUDO_UID:$SUDO_GID" "$built"
 	fi

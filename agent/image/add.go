@@ -18,7 +18,7 @@ type content struct {
 	manifest    []byte // nil when there is none (docker save)
 	diffIDs     []v1.Hash
 	chains      []string
-	sources     []source
+	sources     []layerSource
 	refs        []string
 	repoDigests []string
 	pinned      bool
@@ -27,21 +27,19 @@ type content struct {
 	ref         string  // what is pulled
 }
 
-// content reads and checks an image's config. The manifest is added by who
-// has one.
-func (s *Store) content(img v1.Image) (content, error) {
-	raw, err := img.RawConfigFile()
-	if err != nil {
-		return content{}, fmt.Errorf("config: %w", err)
+// newContent checks an image's config. The manifest is added by who has one.
+func newContent(raw []byte, limits Limits, platform v1.Platform) (content, error) {
+	if int64(len(raw)) > limits.Config { // also one inside the manifest
+		return content{}, tooLarge(fmt.Sprintf("the config has %d bytes", len(raw)), size(limits.Config))
 	}
-	if int64(len(raw)) > s.cfg.Limits.Config { // also one inside the manifest
-		return content{}, tooLarge(fmt.Sprintf("the config has %d bytes", len(raw)), size(s.cfg.Limits.Config))
+	if err := elements("the config", raw); err != nil {
+		return content{}, err
 	}
 	var cf v1.ConfigFile
 	if err := json.Unmarshal(raw, &cf); err != nil {
 		return content{}, &badLayerError{fmt.Errorf("config: %w", err)}
 	}
-	if err := checkPlatform(&cf, s.cfg.Platform); err != nil {
+	if err := checkPlatform(&cf, platform); err != nil {
 		return content{}, err
 	}
 	c := content{config: raw, diffIDs: cf.RootFS.DiffIDs}

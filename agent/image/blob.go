@@ -16,8 +16,9 @@ import (
 )
 
 // Blobs are manifests and configs of images, and compressed layers from their
-// download until they are unpacked. A blob's file is named by its digest and
-// is whole: it got its name after it was checked.
+// download until they are unpacked. A manifest's or config's file is named by its digest
+// and is whole: it got its name after it was checked. A layer's is named by its digest
+// and where it came from (partKey): who downloaded it says that it was checked.
 
 func (s *Store) blobPath(digest string) string {
 	return s.path("blobs", strings.TrimPrefix(digest, "sha256:"))
@@ -67,43 +68,31 @@ func digestOf(b []byte) string {
 }
 
 // download fetches a compressed layer unless it is here already.
-func (s *Store) download(ctx context.Context, l v1.Layer, d *downloads, how *progress) (err error) {
-	digest, err := l.Digest()
-	if err != nil {
-		return err
+func (s *Store) download(ctx context.Context, found fetched, layer int, source string, how *progress) (err error) {
+	l := found.documents().Layers[layer]
+	if l.Digest.Algorithm != "sha256" {
+		return fmt.Errorf("%w: unknown kind of digest %s", ErrDigest, l.Digest)
 	}
-	if digest.Algorithm != "sha256" {
-		return fmt.Errorf("%w: unknown kind of digest %s", ErrDigest, digest)
-	}
-	size, err := l.Size()
-	if err != nil {
-		return err
-	}
-	path := s.blobPath(digest.Hex)
+	key := partKey(l.Digest.Hex, source)
+	path := s.blobPath(key)
 	if _, err := os.Stat(path); err == nil {
-		how.done.Add(size)
+		how.done.Add(l.Size)
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	p, err := s.openPart(partKey(digest.Hex, d.source), size)
+	p, err := s.openPart(key, l.Size)
 	if err != nil {
 		return err
 	}
-	d.set(digest.Hex, p)
 	defer func() {
 		if err != nil {
 			s.closePart(p, err)
 		}
 	}()
-	err = s.receive(ctx, l, p, digest, size, how)
-	if p.rest != nil && errors.Is(err, ErrDigest) {
-		s.log.Info("a layer is fetched from its first byte: with the part that was here it has another digest", "image", how.ref, "layer", digest)
-		how.done.Add(-p.came)
-		p.have = 0
-		if err = p.Truncate(0); err == nil {
-			err = s.receive(ctx, l, p, digest, size, how)
-		}
+	notes, err := found.receive(ctx, layer, p, how)
+	for _, n := range notes {
+		s.log.Info("a layer's download", "note", n, "image", how.ref, "layer", l.Digest)
 	}
 	if err != nil {
 		return err
@@ -124,9 +113,34 @@ func (s *Store) download(ctx context.Context, l v1.Layer, d *downloads, how *pro
 	return nil
 }
 
+// dropSpoilt removes a compressed layer that is not what its digest says: the next pull
+// would fail by it, too.
+func (s *Store) dropSpoilt(file string, want v1.Hash) error {
+	f, err := os.Open(s.blobPath(file))
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return err
+	}
+	if hex.EncodeToString(hash.Sum(nil)) == want.Hex {
+		return nil
+	}
+	s.log.Warn("a downloaded layer was not what its digest says: it is downloaded again", "layer", want)
+	if err := os.Remove(f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // receive gets a layer into its file, behind the part that is here if the registry goes
 // on there, and checks the digest of all of it.
-func (s *Store) receive(ctx context.Context, l v1.Layer, p *part, digest v1.Hash, size int64, how *progress) error {
+func receive(ctx context.Context, l v1.Layer, p *part, ref layerRef, limits Limits, how *progress) (notes []string, err error) {
 	p.came, p.rest = 0, nil
 	hash := sha256.New()
 	// Before the registry is asked: it may take minutes, and none waits so long for
@@ -134,34 +148,37 @@ func (s *Store) receive(ctx context.Context, l v1.Layer, p *part, digest v1.Hash
 	here, err := p.read(ctx, hash, &how.done)
 	if err != nil {
 		if ctx.Err() != nil {
-			return err
+			return nil, err
 		}
-		s.log.Warn("a part of a layer cannot be read", "file", p.Name(), "err", err)
+		notes = append(notes, fmt.Sprintf("a part of a layer cannot be read: %v", err))
 		p.have = 0
+	}
+	if how.look != nil {
+		how.look()
 	}
 	body, err := l.Compressed() // no more than the manifest announces: Limits.manifest saw to a size
 	if err != nil {
-		return err
+		return notes, err
 	}
 	defer func() { _ = body.Close() }()
 	from := io.Reader(body)
 	if p.rest != nil {
-		p.came, from = p.have, io.LimitReader(p.rest, size-p.have)
+		p.came, from = p.have, io.LimitReader(p.rest, ref.Size-p.have)
 	} else {
 		hash.Reset()
 		how.done.Add(-here)
 	}
-	out := &freeWriter{&partWriter{p, &how.done}, s.cfg.Limits, p.Name(), freeEvery} // looks at the disk before the first byte
+	out := &freeWriter{w: &partWriter{p, &how.done}, l: limits, f: p.File, since: freeEvery} // looks at the disk before the first byte
 	if _, err = io.Copy(io.MultiWriter(out, hash), from); err != nil {
-		return badDigest(err, hash, digest, p.came, size)
+		return notes, badDigest(err, hash, ref.Digest, p.came, ref.Size)
 	}
-	if p.came < size { // the library says it of what it reads
-		return fmt.Errorf("%w: the registry sent %d bytes of a layer of %d", io.ErrUnexpectedEOF, p.came, size)
+	if p.came < ref.Size { // the library says it of what it reads
+		return notes, fmt.Errorf("%w: the registry sent %d bytes of a layer of %d", io.ErrUnexpectedEOF, p.came, ref.Size)
 	}
-	if got := hex.EncodeToString(hash.Sum(nil)); got != digest.Hex {
-		return fmt.Errorf("%w: got sha256:%s, announced was %s", ErrDigest, got, digest)
+	if got := hex.EncodeToString(hash.Sum(nil)); got != ref.Digest.Hex {
+		return notes, fmt.Errorf("%w: got sha256:%s, announced was %s", ErrDigest, got, ref.Digest)
 	}
-	return nil
+	return notes, nil
 }
 
 // badDigest adds ErrDigest to the library's error if all bytes are here and are others:

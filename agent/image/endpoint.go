@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"golang.org/x/net/http/httpproxy"
 
 	"github.com/clusterd/clusterd/agent/image/registry"
 )
@@ -46,16 +47,13 @@ func elsewhere(ctx context.Context, err error) bool {
 }
 
 // referenceAt is what an image is called at a place.
-func referenceAt(ref name.Reference, at registry.Endpoint) (name.Reference, error) {
+func referenceAt(ref name.Reference, at registry.Endpoint) (string, error) {
 	full := at.Host + "/" + at.Repository + ":" + ref.Identifier()
 	if _, digest := ref.(name.Digest); digest {
 		full = at.Host + "/" + at.Repository + "@" + ref.Identifier()
 	}
-	options := []name.Option{name.WeakValidation}
-	if at.PlainHTTP {
-		options = append(options, name.Insecure)
-	}
-	return name.ParseReference(full, options...)
+	_, err := name.ParseReference(full, name.WeakValidation)
+	return full, err
 }
 
 // hostTransports gives each host the connections that the settings say: a certificate
@@ -65,6 +63,7 @@ func referenceAt(ref name.Reference, at registry.Endpoint) (name.Reference, erro
 type hostTransports struct {
 	settings *registry.Settings
 	timeout  time.Duration // for headers
+	proxy    *httpproxy.Config
 
 	mu sync.Mutex // guards by
 	by map[*tls.Config]*http.Transport
@@ -83,7 +82,6 @@ func (h *hostTransports) of(host string) *http.Transport {
 		return t
 	}
 	t := &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
 		TLSClientConfig:       c.Clone(),
 		ForceAttemptHTTP2:     true,
@@ -91,6 +89,10 @@ func (h *hostTransports) of(host string) *http.Transport {
 		IdleConnTimeout:       30 * time.Second,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ResponseHeaderTimeout: h.timeout,
+	}
+	if h.proxy != nil {
+		through := h.proxy.ProxyFunc()
+		t.Proxy = func(r *http.Request) (*url.URL, error) { return through(r.URL) }
 	}
 	if h.by == nil {
 		h.by = map[*tls.Config]*http.Transport{}

@@ -80,7 +80,6 @@ func (e *PullError) Unwrap() error { return e.Err }
 func pullError(ref string, err error) *PullError {
 	pe := &PullError{Ref: ref, Reason: ReasonOther, Err: err}
 	var (
-		answer *transport.Error
 		mirror *mirrorError
 		after  *afterMirrors
 	)
@@ -90,10 +89,11 @@ func pullError(ref string, err error) *PullError {
 	if errors.As(err, &mirror) {
 		pe.Mirror = mirror.host
 	}
+	status, words := answerOf(err)
 	switch {
-	case errors.As(err, &answer):
-		pe.Says = says(answer)
-		switch answer.StatusCode {
+	case status != 0:
+		pe.Says = words
+		switch status {
 		case http.StatusNotFound:
 			pe.Reason = ReasonNotFound
 		case http.StatusUnauthorized, http.StatusForbidden:

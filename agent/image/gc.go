@@ -140,7 +140,7 @@ func (s *Store) change(edit func(*index) error) error {
 		return err
 	}
 	err = s.changeLocked(edit, trash)
-	return errors.Join(err, os.RemoveAll(trash)) // the slow part, without the lock
+	return errors.Join(err, removeTree(context.Background(), trash)) // the slow part, without the lock
 }
 
 func (s *Store) changeLocked(edit func(*index) error, trash string) error {

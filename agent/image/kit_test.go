@@ -155,7 +155,7 @@ func push(t testing.TB, ref string, img v1.Image) {
 
 func open(t testing.TB, dir string) *Store {
 	t.Helper()
-	s, err := Open(Config{Dir: dir, Registries: registries, Logger: slog.New(slog.DiscardHandler)})
+	s, err := Open(Config{Dir: dir, Registries: registries, Isolation: isolation(t), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,4 +189,26 @@ func read(t testing.TB, elem ...string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// isolation has this test's program read what comes from registries, as root; other users
+// and the race detector's programs cannot, and do it themselves.
+func isolation(t testing.TB) *Isolation {
+	if os.Geteuid() != 0 || raceDetector {
+		return nil
+	}
+	return &Isolation{
+		Program: func() (*os.File, error) { return os.Open("/proc/self/exe") },
+		Cgroup:  testCgroup() + "/images",
+		Memory:  512 << 20,
+	}
+}
+
+func testCgroup() string { return fmt.Sprintf("/clusterd-test-%d", os.Getpid()) }
+
+// readHere has the store read images in this process, for tests of something else with
+// more layers than there is time to start processes for.
+func readHere(s *Store) {
+	s.work.close()
+	s.work = localWorker{}
 }

@@ -1,10 +1,13 @@
 package image
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -75,6 +78,18 @@ func size(n int64) string {
 	return fmt.Sprintf("%d %s", n, units[i])
 }
 
+// maxElements bounds the commas of a document: two bytes of it, {}, may take a hundred
+// bytes in memory.
+const maxElements = 1 << 16
+
+// elements is asked before a document is parsed.
+func elements(what string, doc []byte) error {
+	if bytes.Count(doc, []byte{','}) > maxElements {
+		return tooLarge(what+" has more elements than allowed", fmt.Sprintf("%d commas", maxElements))
+	}
+	return nil
+}
+
 // manifest checks what a manifest announces before any of it is fetched.
 func (l Limits) manifest(img v1.Image) error {
 	m, err := img.Manifest()
@@ -88,11 +103,20 @@ func (l Limits) manifest(img v1.Image) error {
 	if m.Config.Size > l.Config {
 		return tooLarge(fmt.Sprintf("the config has %d bytes", m.Config.Size), size(l.Config))
 	}
-	if len(m.Layers) > l.Layers {
-		return tooLarge(fmt.Sprintf("the image has %d layers", len(m.Layers)), fmt.Sprint(l.Layers))
+	layers := make([]layerRef, len(m.Layers))
+	for i, d := range m.Layers {
+		layers[i].Size = d.Size
+	}
+	return l.layers(layers)
+}
+
+// layers checks how many layers there are, and what is to be downloaded of them.
+func (l Limits) layers(all []layerRef) error {
+	if len(all) > l.Layers {
+		return tooLarge(fmt.Sprintf("the image has %d layers", len(all)), fmt.Sprint(l.Layers))
 	}
 	left := l.Download
-	for i, layer := range m.Layers {
+	for i, layer := range all {
 		if layer.Size < 0 {
 			return &badLayerError{fmt.Errorf("the manifest announces layer %d with %d bytes", i+1, layer.Size)}
 		}
@@ -109,6 +133,7 @@ type budget struct {
 	below int64 // bytes of the layers below
 	from  int64 // bytes of the archive as it came; 0: unknown, no ratio
 	dir   string
+	shown string // the directory's name for errors; empty: dir
 
 	bytes, files int64 // so far
 	names        int64 // bytes of the names that have to be remembered
@@ -128,7 +153,7 @@ func (b *budget) entry(remembered string) error {
 		return tooLarge("the names of the layer's folders take more memory than allowed", size(maxNames))
 	}
 	if b.files%freeFiles == 0 { // a file takes an inode, and need not have a byte
-		return b.free(b.dir)
+		return b.look()
 	}
 	return nil
 }
@@ -145,9 +170,18 @@ func (b *budget) write(n int) error {
 	}
 	if b.bytes-b.checked >= freeEvery {
 		b.checked = b.bytes
-		return b.free(b.dir)
+		return b.look()
 	}
 	return nil
+}
+
+// look fails when the disk has no more to give.
+func (b *budget) look() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.dir, &st); err != nil {
+		return fmt.Errorf("statfs %s: %w", b.dir, err)
+	}
+	return b.left(&st, cmp.Or(b.shown, b.dir))
 }
 
 // freeEvery is after how many bytes the disk is looked at again.
@@ -156,12 +190,8 @@ const freeEvery = 32 << 20
 // freeFiles is after how many files it is.
 const freeFiles = 4096
 
-// free fails when the disk of dir has no more to give.
-func (l Limits) free(dir string) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("statfs %s: %w", dir, err)
-	}
+// left fails when a disk with these figures has no more to give. dir is on it.
+func (l Limits) left(st *unix.Statfs_t, dir string) error {
 	keep := min(l.Free, int64(st.Blocks)*st.Bsize/20)
 	if have := int64(st.Bavail) * st.Bsize; have < keep {
 		return fmt.Errorf("%w: %d bytes are left on the disk of %s, and %d are kept for the rest of the node: remove images, or give it a larger disk", unix.ENOSPC, have, dir, keep)
@@ -189,18 +219,22 @@ func (w budgetWriter) Write(p []byte) (int, error) {
 	return w.w.Write(p)
 }
 
-// freeWriter looks at the disk of dir every freeEvery bytes.
+// freeWriter looks at the disk of f every freeEvery bytes.
 type freeWriter struct {
 	w     io.Writer
 	l     Limits
-	dir   string
+	f     *os.File
 	since int64
 }
 
 func (w *freeWriter) Write(p []byte) (int, error) {
 	if w.since += int64(len(p)); w.since >= freeEvery {
 		w.since = 0
-		if err := w.l.free(w.dir); err != nil {
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(w.f.Fd()), &st); err != nil {
+			return 0, fmt.Errorf("statfs %s: %w", w.f.Name(), err)
+		}
+		if err := w.l.left(&st, w.f.Name()); err != nil {
 			return 0, err
 		}
 	}

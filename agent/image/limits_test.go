@@ -148,7 +148,11 @@ func TestLoadLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openLimited(t, Limits{Config: 4096})
-	if _, err := s.content(img); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "4 KiB") {
+	raw, err := img.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newContent(raw, s.cfg.Limits, s.cfg.Platform); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "4 KiB") {
 		t.Errorf("config: %v", err)
 	}
 	dir := t.TempDir()
@@ -162,16 +166,17 @@ func TestLoadLimits(t *testing.T) {
 // that is not refused as a whole.
 func TestFreeDisk(t *testing.T) {
 	dir := t.TempDir()
-	if err := (Limits{Free: 1}).free(dir); err != nil {
+	free := func(keep int64, dir string) error { return (&budget{Limits: Limits{Free: keep}, dir: dir}).look() }
+	if err := free(1, dir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat("/proc/self"); err != nil {
 		t.Fatal(err)
 	}
-	if err := (Limits{Free: 1 << 62}).free("/proc"); err != nil { // it has no blocks: 5 % of nothing
+	if err := free(1<<62, "/proc"); err != nil { // it has no blocks: 5 % of nothing
 		t.Error(err)
 	}
-	if err := (Limits{Free: 1}).free(dir + "/none"); !errors.Is(err, unix.ENOENT) {
+	if err := free(1, dir+"/none"); !errors.Is(err, unix.ENOENT) {
 		t.Error(err)
 	}
 }
@@ -242,7 +247,7 @@ func TestRefusedLeavesOthers(t *testing.T) {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if cut.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, last.Hex) {
 				for r.Context().Err() == nil { // once the other one is here
-					if _, err := os.Stat(s.blobPath(kept.Hex)); err == nil {
+					if _, err := os.Stat(s.blobPath(partKey(kept.Hex, r.Host+"/cut"))); err == nil {
 						break
 					}
 					time.Sleep(time.Millisecond)
@@ -259,13 +264,13 @@ func TestRefusedLeavesOthers(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), host+"/cut:1", Auth{}); err == nil {
 		t.Fatal("it was not cut off")
 	}
-	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+	if _, err := os.Stat(s.blobPath(partKey(kept.Hex, host+"/cut"))); err != nil {
 		t.Fatal("the first layer is not kept:", err)
 	}
 	if _, err := s.Ensure(t.Context(), host+"/many:1", Auth{}); !errors.Is(err, ErrTooLarge) {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(s.blobPath(kept.Hex)); err != nil {
+	if _, err := os.Stat(s.blobPath(partKey(kept.Hex, host+"/cut"))); err != nil {
 		t.Error("what another pull has brought is gone:", err)
 	}
 }

@@ -197,3 +197,34 @@ func TestLoadRefuses(t *testing.T) {
 		}
 	})
 }
+
+// TestDockerLayerLinks: docker save writes a layer that several images have once, and
+// links to it.
+func TestDockerLayerLinks(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a.tar")
+	b := archive(t,
+		entry{name: "a/layer.tar", body: "the layer"}, entry{name: "b/layer.tar", typ: tar.TypeSymlink, body: "../a/layer.tar"},
+		entry{name: "loop", typ: tar.TypeSymlink, body: "loop"}, entry{name: "d/"}, entry{name: "out", typ: tar.TypeSymlink, body: "../../etc/passwd"})
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, layer := range []string{"a/layer.tar", "b/layer.tar"} {
+		r, err := openDockerLayer(f, dockerLayer{layer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(r); err != nil || string(got) != "the layer" {
+			t.Errorf("%s: %q %v", layer, got, err)
+		}
+	}
+	for _, layer := range []string{"loop", "d/", "out", "none", "/etc/passwd"} {
+		if _, err := openDockerLayer(f, dockerLayer{layer}); !isBadLayer(err) || !strings.Contains(err.Error(), layer) {
+			t.Errorf("%s: %v", layer, err)
+		}
+	}
+}

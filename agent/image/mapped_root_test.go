@@ -36,6 +36,7 @@ func ownerOf(t *testing.T, path string) uint32 {
 // TestRootMapped: a container in a user namespace sees the image's owners.
 func TestRootMapped(t *testing.T) {
 	s := rootStore(t)
+	readHere(s)
 	var layers [][]byte
 	for i := range 100 { // their paths do not fit into the mount's options
 		layers = append(layers, archive(t, entry{name: fmt.Sprintf("f%d", i), body: "x", uid: i}))

@@ -295,7 +295,7 @@ func (s *Store) discard(dir string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, os.RemoveAll(trash))
+	return errors.Join(err, removeTree(context.Background(), trash))
 }
 
 // Mounts returns the ids of all containers' file systems, sorted: after a

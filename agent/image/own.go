@@ -72,7 +72,7 @@ func (o *own) describe(platform v1.Platform) (content, error) {
 	diffIDs := []v1.Hash{diffID}
 	return content{
 		config: config, diffIDs: diffIDs, chains: chainIDs(diffIDs), refs: []string{o.Ref},
-		sources: []source{{diffID: diffID, open: open}}, preloaded: true,
+		sources: []layerSource{{diffID: diffID, open: open}}, preloaded: true,
 	}, nil
 }
 

@@ -228,8 +228,6 @@ func firstRequest(r *http.Request) *http.Request {
 
 // downloads are the layers that one pull fetches from one source.
 type downloads struct {
-	source string // host and repository
-
 	mu    sync.Mutex // guards parts
 	parts map[string]*part
 }

@@ -334,7 +334,13 @@ func TestPartIsReadBeforeTheRequest(t *testing.T) {
 	}
 	b.set(0, "")
 	var read []Progress
-	b.asked = func() { read = s.Pulling() }
+	b.asked = func() { // the answer waits for it
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			if read = s.Pulling(); len(read) == 1 && read[0].Done > 0 || time.Now().After(deadline) {
+				return
+			}
+		}
+	}
 	if _, err := s.Ensure(t.Context(), host+"/a:1", Auth{}); err != nil {
 		t.Fatal(err)
 	}

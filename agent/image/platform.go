@@ -11,28 +11,34 @@ import (
 // maxIndexDepth bounds indexes that name indexes.
 const maxIndexDepth = 4
 
-// choose finds the image for a platform in an index.
-func choose(ix v1.ImageIndex, want v1.Platform, depth int) (v1.Image, error) {
+// choose finds the image for a platform in an index. indexes are those on the way to it.
+func choose(ix v1.ImageIndex, want v1.Platform, depth int) (img v1.Image, indexes [][]byte, err error) {
 	if depth >= maxIndexDepth {
-		return nil, &badLayerError{fmt.Errorf("index within index, %d deep", depth)}
+		return nil, nil, &badLayerError{fmt.Errorf("index within index, %d deep", depth)}
 	}
 	m, err := ix.IndexManifest()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	raw, err := ix.RawManifest()
+	if err != nil {
+		return nil, nil, err
 	}
 	fitting := fit(m.Manifests, want)
 	if len(fitting) == 0 {
-		return nil, fmt.Errorf("%w: this node is %s, the image is for %s", ErrPlatform, want, offered(m.Manifests))
+		return nil, nil, fmt.Errorf("%w: this node is %s, the image is for %s", ErrPlatform, want, offered(m.Manifests))
 	}
 	best := fitting[0]
 	if best.MediaType.IsIndex() {
 		child, err := ix.ImageIndex(best.Digest)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return choose(child, want, depth+1)
+		img, indexes, err = choose(child, want, depth+1)
+		return img, append([][]byte{raw}, indexes...), err
 	}
-	return ix.Image(best.Digest)
+	img, err = ix.Image(best.Digest)
+	return img, [][]byte{raw}, err
 }
 
 // fit returns the manifests for a platform, the best first.

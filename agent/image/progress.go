@@ -19,6 +19,8 @@ type progress struct {
 	ref   string
 	total int64
 	done  atomic.Int64
+	// look, if set, is called when much has changed at once.
+	look func()
 }
 
 // Pulling are the pulls that fetch layers now, by name; of several of one name, with

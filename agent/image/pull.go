@@ -6,17 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
 	"syscall"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"golang.org/x/net/http/httpproxy"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/clusterd/clusterd/agent/image/registry"
@@ -27,16 +24,6 @@ const parallelDownloads = 3
 
 // Auth are the credentials for one registry; the zero value is none.
 type Auth = registry.Auth
-
-func authenticator(a Auth) authn.Authenticator {
-	if a == (Auth{}) {
-		return authn.Anonymous
-	}
-	return authn.FromConfig(authn.AuthConfig{
-		Username: a.Username, Password: a.Password,
-		IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
-	})
-}
 
 // pullKey is what makes two pulls the same. Credentials belong to it, so that
 // no caller gets the answer to another one's wrong password.
@@ -153,96 +140,54 @@ func (s *Store) pull(ctx context.Context, ref name.Reference, as Credential) (im
 // pullFrom takes as long as bytes come from the registry. hurry: others are asked if
 // this one does not answer.
 func (s *Store) pullFrom(ctx context.Context, ref name.Reference, settings *registry.Settings, at registry.Endpoint, auth Auth, by access, hurry bool) (img Image, fetched bool, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	there, err := referenceAt(ref, at)
 	if err != nil {
 		return Image{}, false, err
 	}
-	tr := &hostTransports{settings: settings, timeout: s.cfg.StallTimeout}
-	defer tr.CloseIdleConnections()
-	guard := &schemeGuard{next: aliveTransport{tr, s.cfg.StallTimeout, func() { cancel(ErrStalled) }}, settings: settings, at: at}
 	defer func() {
-		if err == nil {
-			return
-		}
-		err = guard.explain(err)
-		if errors.Is(context.Cause(ctx), ErrStalled) {
-			err = fmt.Errorf("%w for %s", ErrStalled, s.cfg.StallTimeout)
-		}
-		if at.Namespace != "" {
+		if err != nil && at.Namespace != "" {
 			err = &mirrorError{at.Host, err}
 		}
 	}()
-	layers := &downloads{source: at.Host + "/" + at.Repository}
-	options := []remote.Option{
-		remote.WithContext(ctx),
-		remote.WithAuth(authenticator(auth)),
-		remote.WithTransport(manifestBound{resuming{namespaced{guard, at}, layers.part}, s.cfg.Limits.Manifest}),
-		remote.WithPlatform(s.cfg.Platform),
-		remote.WithUserAgent("clusterd"),
-	}
-	if hurry {
-		options = append(options, remote.WithRetryBackoff(remote.Backoff{Steps: 1}))
-	}
-	desc, err := remote.Get(there, options...)
+	source := at.Host + "/" + at.Repository
+	at.Auths = nil
+	found, err := s.work.fetch(ctx, fetchRequest{
+		Ref: there, At: at, Auth: auth, Platform: s.cfg.Platform, Limits: s.cfg.Limits, Stall: s.cfg.StallTimeout,
+		Hurry: hurry, Hosts: settings.Connections(), Proxy: httpproxy.FromEnvironment(),
+	})
 	if err != nil {
 		return Image{}, false, err
 	}
-	var found v1.Image
-	if desc.MediaType.IsIndex() {
-		ix, err := desc.ImageIndex()
-		if err != nil {
-			return Image{}, false, err
-		}
-		if found, err = choose(ix, s.cfg.Platform, 0); err != nil {
-			return Image{}, false, err
-		}
-	} else if found, err = desc.Image(); err != nil {
+	defer found.close()
+	docs := found.documents()
+	if err := docs.check(ref, s.cfg.Limits, s.cfg.Platform); err != nil {
 		return Image{}, false, err
 	}
-	if err := s.cfg.Limits.manifest(found); err != nil {
-		return Image{}, false, err
-	}
-	c, err := s.content(found)
+	c, err := newContent(docs.Config, s.cfg.Limits, s.cfg.Platform)
 	if err != nil {
 		return Image{}, false, err
 	}
-	if c.manifest, err = found.RawManifest(); err != nil {
-		return Image{}, false, err
-	}
+	c.manifest = docs.Chain[len(docs.Chain)-1]
 	if _, isDigest := ref.(name.Digest); !isDigest {
 		c.refs = []string{fullName(ref)}
 	}
 	c.access, c.ref = &by, fullName(ref)
-	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + desc.Digest.String()}
-	img, err = s.addRemote(ctx, found, c, layers)
+	c.repoDigests = []string{fullRepository(ref.Context()) + "@" + digestOf(docs.Chain[0])}
+	img, err = s.addRemote(ctx, found, c, source)
 	return img, true, err
 }
 
 // addRemote downloads the missing layers and adds the image.
-func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetched *downloads) (Image, error) {
-	layers, err := found.Layers()
-	if err != nil {
-		return Image{}, err
-	}
+func (s *Store) addRemote(ctx context.Context, found fetched, c content, source string) (Image, error) {
+	layers := found.documents().Layers
 	if len(layers) != len(c.diffIDs) {
 		return Image{}, &badLayerError{fmt.Errorf("the manifest has %d layers, the config %d", len(layers), len(c.diffIDs))}
 	}
 	keys := slices.Clone(c.chains)
-	var digests []v1.Hash
-	var sizes []int64
-	for _, l := range layers {
-		d, err := l.Digest()
-		if err != nil {
-			return Image{}, err
-		}
-		n, err := l.Size()
-		if err != nil {
-			return Image{}, err
-		}
-		digests, sizes = append(digests, d), append(sizes, n)
-		keys = append(keys, blobKey(d.Hex))
+	files := make([]string, len(layers)) // of the compressed layers, among the blobs
+	for i, l := range layers {
+		files[i] = partKey(l.Digest.Hex, source)
+		keys = append(keys, blobKey(files[i]))
 	}
 	release := s.hold(keys...)
 	defer release()
@@ -250,11 +195,11 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 	how := &progress{ref: c.ref}
 	var missing []int
 	wanted := map[string]bool{}
-	for i, d := range digests {
-		if !s.hasLayer(c.chains[i]) && !wanted[d.Hex] { // one that is there twice comes once
-			wanted[d.Hex] = true
+	for i, l := range layers {
+		if !s.hasLayer(c.chains[i]) && !wanted[l.Digest.Hex] { // one that is there twice comes once
+			wanted[l.Digest.Hex] = true
 			missing = append(missing, i)
-			how.total += sizes[i]
+			how.total += l.Size
 		}
 	}
 	defer s.begin(how)()
@@ -266,7 +211,7 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			if err := s.download(ctx, layers[i], fetched, how); err != nil {
+			if err := s.download(ctx, found, i, source, how); err != nil {
 				return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 			}
 			return nil
@@ -275,42 +220,46 @@ func (s *Store) addRemote(ctx context.Context, found v1.Image, c content, fetche
 	if err := g.Wait(); err != nil {
 		return Image{}, err
 	}
-	for i, d := range digests {
-		c.sources = append(c.sources, source{diffID: c.diffIDs[i], size: sizes[i], open: func(context.Context) (io.ReadCloser, error) {
-			return openCompressed(s.blobPath(d.Hex))
-		}})
+	for i, l := range layers {
+		c.sources = append(c.sources, layerSource{
+			diffID: c.diffIDs[i], size: l.Size,
+			open: func(ctx context.Context) (io.ReadCloser, error) {
+				f, err := os.Open(s.blobPath(files[i]))
+				if err != nil {
+					return nil, err
+				}
+				return s.inflate(ctx, f)
+			},
+			spoilt: func() error { return s.dropSpoilt(files[i], l.Digest) },
+		})
 	}
 	img, err := s.add(ctx, c)
 	if err != nil {
 		return Image{}, err
 	}
 	release()
-	s.dropBlobs(digests)
+	s.dropBlobs(files)
 	return img, nil
 }
 
 // dropBlobs deletes compressed layers that are unpacked, unless another pull
 // still needs them.
-func (s *Store) dropBlobs(digests []v1.Hash) {
+func (s *Store) dropBlobs(files []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, d := range digests {
-		if s.blobWanted(d.Hex) {
+	for _, file := range files {
+		if s.blobWanted(file) {
 			continue
 		}
-		if err := os.Remove(s.blobPath(d.Hex)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			s.log.Warn("cannot remove a downloaded layer", "blob", d.String(), "err", err)
+		if err := os.Remove(s.blobPath(file)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Warn("cannot remove a downloaded layer", "blob", file, "err", err)
 		}
 	}
 }
 
-// openCompressed opens an archive that may be compressed.
-func openCompressed(path string) (io.ReadCloser, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	z, err := decompress(f)
+// inflate gives the archive in a file that may be compressed, and closes the file with it.
+func (s *Store) inflate(ctx context.Context, f *os.File) (io.ReadCloser, error) {
+	z, err := s.work.inflate(ctx, f)
 	if err != nil {
 		_ = f.Close()
 		return nil, err
@@ -325,50 +274,11 @@ type closeBoth struct {
 
 func (c closeBoth) Close() error { return errors.Join(c.ReadCloser.Close(), c.under.Close()) }
 
-// aliveTransport calls stalled when no byte of an answer came for the timeout:
-// it is to end the requests. (Headers have a timeout of their own.)
-type aliveTransport struct {
-	http.RoundTripper
-	timeout time.Duration
-	stalled func()
-}
-
-func (a aliveTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := a.RoundTripper.RoundTrip(r)
-	if err == nil {
-		resp.Body = &aliveBody{resp.Body, time.AfterFunc(a.timeout, a.stalled), a.timeout}
-	}
-	return resp, err
-}
-
-// aliveBody puts off the timer with every byte that comes.
-type aliveBody struct {
-	io.ReadCloser
-	timer   *time.Timer
-	timeout time.Duration
-}
-
-func (a *aliveBody) Read(p []byte) (int, error) {
-	n, err := a.ReadCloser.Read(p)
-	switch {
-	case err != nil:
-		a.timer.Stop()
-	case n > 0:
-		a.timer.Reset(a.timeout)
-	}
-	return n, err
-}
-
-func (a *aliveBody) Close() error {
-	a.timer.Stop()
-	return a.ReadCloser.Close()
-}
-
 // isNetError says whether the other side was not reached at all.
 func isNetError(err error) bool {
 	var (
 		ue *url.Error
 		ne net.Error
 	)
-	return errors.As(err, &ue) || errors.As(err, &ne) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.As(err, &ue) || errors.As(err, &ne) || errors.Is(err, errNet) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, io.ErrUnexpectedEOF)
 }

@@ -238,6 +238,7 @@ func TestRootContainers(t *testing.T) {
 // paths.
 func TestRootManyLayers(t *testing.T) {
 	s := rootStore(t)
+	readHere(s)
 	const n = 120
 	var layers [][]byte
 	for i := range n {

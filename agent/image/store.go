@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -40,6 +41,9 @@ type Config struct {
 	StallTimeout time.Duration
 	// Limits bound what one image may cost; see there for the defaults.
 	Limits Limits
+	// Isolation has what registries and archives send read by processes of their own;
+	// nil: by this one, which is for tests and benchmarks. It needs root.
+	Isolation *Isolation
 	// Own is an image that this node makes itself; the zero value: there is none.
 	Own Own
 	// Logger; default: slog.Default().
@@ -63,11 +67,15 @@ type Image struct {
 // Store is safe for concurrent use. One process may have one Store for a
 // folder.
 type Store struct {
-	cfg     Config
-	log     *slog.Logger
-	own     *own // nil: there is none
-	pulls   flights[pullKey, Image]
-	unpacks flights[string, struct{}]
+	cfg       Config
+	log       *slog.Logger
+	own       *own // nil: there is none
+	work      worker
+	pulls     flights[pullKey, Image]
+	unpacks   flights[string, struct{}]
+	unpacking chan struct{} // full: unpacksAtOnce are at it
+
+	endRemoval func() // ends removeOld and waits for it
 
 	roots sync.Mutex // guards the making and removing of directories for mapped roots
 
@@ -112,13 +120,15 @@ func Open(cfg Config) (*Store, error) {
 		cfg.Logger = slog.Default()
 	}
 	s := &Store{
-		cfg:      cfg,
-		log:      cfg.Logger,
-		configs:  map[string]v1.Config{},
-		layers:   map[string]layer{},
-		held:     map[string]int{},
-		lastUsed: map[string]time.Time{},
-		own:      newOwn(cfg.Own, cfg.Platform),
+		cfg:       cfg,
+		log:       cfg.Logger,
+		configs:   map[string]v1.Config{},
+		layers:    map[string]layer{},
+		held:      map[string]int{},
+		lastUsed:  map[string]time.Time{},
+		own:       newOwn(cfg.Own, cfg.Platform),
+		work:      localWorker{},
+		unpacking: make(chan struct{}, unpacksAtOnce),
 	}
 	// The layers hold set-uid programs and secrets of images: root's alone.
 	for _, d := range []string{"", "blobs", "parts", "layers", "mounts", "volumes"} {
@@ -129,7 +139,13 @@ func Open(cfg Config) (*Store, error) {
 	if err := s.recover(); err != nil {
 		return nil, fmt.Errorf("open image store: %w", err)
 	}
+	if cfg.Isolation != nil {
+		if s.work, err = newChildWorker(*cfg.Isolation, cfg.Dir, s.log); err != nil {
+			return nil, fmt.Errorf("open image store: %w", err)
+		}
+	}
 	s.trimParts(partAge, partsKept)
+	s.removeOld()
 	return s, nil
 }
 
@@ -140,6 +156,8 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.pulls.close()
 	s.unpacks.close()
+	s.work.close()
+	s.endRemoval()
 	return nil
 }
 
@@ -148,7 +166,7 @@ func (s *Store) recover() error {
 	if err := unmountBelow(s.path("tmp")); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.path("tmp")); err != nil {
+	if err := s.putAside("tmp"); err != nil {
 		return err
 	}
 	if err := os.Mkdir(s.path("tmp"), 0o700); err != nil {
@@ -189,6 +207,39 @@ func (s *Store) recover() error {
 		}
 	}
 	return s.removeStrays()
+}
+
+// putAside takes a directory of an earlier start out of the way, to be removed once the
+// store serves: what is in it may take its time, or not be removable.
+func (s *Store) putAside(dir string) error {
+	if err := os.MkdirAll(s.path(oldDir), 0o700); err != nil {
+		return err
+	}
+	into, err := os.MkdirTemp(s.path(oldDir), "")
+	if err != nil {
+		return err
+	}
+	err = os.Rename(s.path(dir), filepath.Join(into, "it")) //nolint:forbidigo // it is thrown away
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// oldDir is where putAside puts things.
+const oldDir = "old"
+
+// removeOld removes what putAside has put aside; Close ends it, and the next start goes on.
+func (s *Store) removeOld() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	done := make(chan struct{})
+	s.endRemoval = func() { cancel(ErrClosed); <-done }
+	go func() {
+		defer close(done)
+		if err := removeTree(ctx, s.path(oldDir)); err != nil && ctx.Err() == nil {
+			s.log.Warn("what an earlier start has left stays on the disk: remove it by hand", "dir", s.path(oldDir), "err", err)
+		}
+	}()
 }
 
 // loadConfig checks that an image is whole and parses its config.
@@ -238,7 +289,7 @@ func (s *Store) removeStrays() error {
 		if wanted[d.Name()] {
 			continue
 		}
-		if err := os.RemoveAll(s.layerPath(d.Name())); err != nil {
+		if err := s.putAside(filepath.Join("layers", d.Name())); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,12 +19,27 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	leaktest.Main(m,
+	if os.Args[0] == "imageworker" { // started by a store of a test
+		os.Exit(Program(os.Args))
+	}
+	if os.Args[0] == "imagestore" {
+		os.Exit(imageStore(os.Args[1], os.Args[2], os.Args[3]))
+	}
+	ignored := []goleak.Option{
 		// The library races https against http and leaves the loser to itself.
 		goleak.IgnoreAnyFunction("github.com/google/go-containerregistry/pkg/v1/remote/transport.pingParallel.func1"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
-	)
+	}
+	cleanup := goleak.Cleanup(func(code int) {
+		for _, in := range []string{"memory", "pids", ""} { // cgroup v1, v2
+			dir := filepath.Join("/sys/fs/cgroup", in, testCgroup())
+			_ = syscall.Rmdir(dir + "/images")
+			_ = syscall.Rmdir(dir)
+		}
+		os.Exit(code)
+	})
+	goleak.VerifyTestMain(leaktest.Patient(m, ignored...), append(ignored, cleanup)...)
 }
 
 func TestNormalize(t *testing.T) {

@@ -20,11 +20,12 @@ import (
 	"github.com/clusterd/clusterd/durable"
 )
 
-// source is a layer to be unpacked.
-type source struct {
+// layerSource is a layer to be unpacked.
+type layerSource struct {
 	diffID v1.Hash // digest of the archive as it is, not compressed
 	size   int64   // bytes of the archive as it came; 0: not known
 	open   func(context.Context) (io.ReadCloser, error)
+	spoilt func() error // looks at it when it could not be unpacked; nil: there is no need
 }
 
 // chainIDs names each layer together with all below it: the same archive on
@@ -44,7 +45,7 @@ func chainIDs(diffIDs []v1.Hash) []string {
 
 // unpackAll makes sure that all layers of a chain are there. The caller holds
 // the chains.
-func (s *Store) unpackAll(ctx context.Context, chains []string, sources []source) error {
+func (s *Store) unpackAll(ctx context.Context, chains []string, sources []layerSource) error {
 	for i, chain := range chains {
 		if s.hasLayer(chain) {
 			continue
@@ -53,7 +54,11 @@ func (s *Store) unpackAll(ctx context.Context, chains []string, sources []source
 			if s.hasLayer(chain) {
 				return struct{}{}, nil
 			}
-			return struct{}{}, s.unpack(ctx, chain, chains[:i], sources[i])
+			err := s.unpack(ctx, chain, chains[:i], sources[i])
+			if err != nil && ctx.Err() == nil && sources[i].spoilt != nil && (errors.Is(err, ErrDigest) || errors.Is(err, ErrWorker) || isBadLayer(err)) {
+				err = errors.Join(err, sources[i].spoilt())
+			}
+			return struct{}{}, err
 		})
 		if err != nil {
 			return fmt.Errorf("unpack layer %d of %d: %w", i+1, len(chains), err)
@@ -69,18 +74,24 @@ func (s *Store) hasLayer(chain string) bool {
 	return ok
 }
 
+// unpacksAtOnce is how many layers are unpacked at the same time, by two processes each
+// that may take --image-pull-memory.
+const unpacksAtOnce = 4
+
 // unpack writes one layer to a temporary directory, checks its digest, and gives
 // it its place.
-func (s *Store) unpack(ctx context.Context, chain string, below []string, src source) (err error) {
+func (s *Store) unpack(ctx context.Context, chain string, below []string, src layerSource) (err error) {
+	select {
+	case s.unpacking <- struct{}{}:
+		defer func() { <-s.unpacking }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer-")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	room := &budget{Limits: s.cfg.Limits, below: s.unpackedSize(below), from: src.size, dir: tmp}
-	if err := room.free(tmp); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, removeTree(context.WithoutCancel(ctx), tmp)) }()
 	lowers, err := s.lowerDirs(below)
 	if err != nil {
 		return err
@@ -92,7 +103,7 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 	defer func() { _ = archive.Close() }()
 	hash := sha256.New()
 	tee := io.TeeReader(archive, hash)
-	size, err := extract(ctx, tee, tmp, lowers, room)
+	done, err := s.work.unpack(ctx, tee, unpackRequest{dir: tmp, lowers: lowers, limits: s.cfg.Limits, below: s.unpackedSize(below), from: src.size})
 	if err != nil {
 		return err
 	}
@@ -102,10 +113,6 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 	}
 	if got := hex.EncodeToString(hash.Sum(nil)); src.diffID.Algorithm != "sha256" || got != src.diffID.Hex {
 		return fmt.Errorf("%w: unpacked archive is sha256:%s, announced was %s", ErrDigest, got, src.diffID)
-	}
-	fingerprint, err := sum(tmp)
-	if err != nil {
-		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +124,7 @@ func (s *Store) unpack(ctx context.Context, chain string, below []string, src so
 		return err
 	}
 	s.nextDir++
-	s.layers[chain] = layer{Dir: dir, Size: size, Sum: fingerprint}
+	s.layers[chain] = layer{Dir: dir, Size: done.Size, Sum: done.Sum}
 	return nil
 }
 

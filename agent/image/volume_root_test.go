@@ -77,6 +77,7 @@ func TestRootVolumeContent(t *testing.T) {
 
 func TestRootVolumeManyLayers(t *testing.T) {
 	s := volumeStore(t)
+	readHere(s)
 	const n = 120
 	var layers [][]byte
 	for i := range n {

@@ -185,6 +185,8 @@ func TestConfigRefuses(t *testing.T) {
 		{"", []string{"--port=0"}, "--port 0"},
 		{"", []string{"--peer=n2"}, `--peer "n2"`},
 		{"", []string{"--port=70000"}, "70000"},
+		{"", []string{"--image-pull-memory=lots"}, `--image-pull-memory "lots"`},
+		{"", []string{"--image-pull-memory=1Mi"}, "--image-pull-memory 1Mi: give at least 128Mi"},
 		{"", []string{"--cgroup-root=x"}, `--cgroup-root "x"`},
 		{"", []string{"--cgroup-root=/"}, `--cgroup-root "/"`},
 		{"", []string{"--cluster-cidr=10.0.0.1/8"}, `--cluster-cidr "10.0.0.1/8"`},

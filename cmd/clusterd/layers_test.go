@@ -68,6 +68,10 @@ var layers = []layer{
 		"github.com/hashicorp/": "clusterctl links it, and links no store",
 	}},
 	{room: "cmd/podmon", may: []string{"agent/podmon", "agent/podmon/api"}, never: noKubernetes, links: []string{"github.com/opencontainers/runc/libcontainer"}},
+	{room: "cmd/imageworker", may: []string{"agent", "agent/podmon/api"}, never: map[string]string{
+		"k8s.io/":                        "it is started for each layer of an image: its size is time",
+		"github.com/opencontainers/runc": "libcontainer re-executes the program that links it: only podmon may (DESIGN.md, decision 7)",
+	}},
 	{room: "cmd/clusterctl", may: []string{"apis", "raftstore/backup", "member/releases"}, never: map[string]string{
 		"k8s.io/apiserver/pkg/server": "a client links no server",
 		"github.com/hashicorp/raft":   "a client links no store",

@@ -125,7 +125,7 @@ func checkHost(h string) error {
 
 // host reads an entry; errors begin with its field.
 func (r *reader) host(key string, f *hostForm) (*host, error) {
-	h := &host{last: f.Fallback == nil || *f.Fallback, plainHTTP: f.PlainHTTP}
+	h := &host{last: f.Fallback == nil || *f.Fallback, Connection: Connection{PlainHTTP: f.PlainHTTP}}
 	if f.Mirrors != nil {
 		h.set = true
 		for _, text := range *f.Mirrors {
@@ -152,7 +152,10 @@ func (r *reader) host(key string, f *hostForm) (*host, error) {
 		return nil, errors.New("plainHTTP true: without TLS there are no certificates: leave out caFile, clientCertFile and clientKeyFile, or plainHTTP")
 	}
 	var err error
-	if h.tls, err = r.tls(f); err != nil {
+	if err = r.certificates(f, &h.Connection); err != nil {
+		return nil, err
+	}
+	if h.tls, err = h.Connection.tls(); err != nil {
 		return nil, err
 	}
 	h.auths, err = r.auths(key, f)
@@ -181,43 +184,36 @@ func parseMirror(text string) (mirror, error) {
 	return mirror{at, path}, nil
 }
 
-// tls is nil if nothing is said of it.
-func (r *reader) tls(f *hostForm) (*tls.Config, error) {
-	if f.CAFile+f.ClientCertFile+f.ClientKeyFile == "" {
-		return nil, nil
-	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12}
+// certificates reads what is said of TLS.
+func (r *reader) certificates(f *hostForm, c *Connection) error {
 	if f.CAFile != "" {
 		pem, err := r.read(f.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("caFile %q: %w", f.CAFile, err)
+			return fmt.Errorf("caFile %q: %w", f.CAFile, err)
 		}
-		if c.RootCAs, err = x509.SystemCertPool(); err != nil {
-			c.RootCAs = x509.NewCertPool()
+		if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+			return fmt.Errorf("caFile %q: there is no certificate in it: give a file of certificates in PEM", f.CAFile)
 		}
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("caFile %q: there is no certificate in it: give a file of certificates in PEM", f.CAFile)
-		}
+		c.CA = pem
 	}
 	if (f.ClientCertFile == "") != (f.ClientKeyFile == "") {
-		return nil, fmt.Errorf("clientCertFile %q, clientKeyFile %q: give both, or none", f.ClientCertFile, f.ClientKeyFile)
+		return fmt.Errorf("clientCertFile %q, clientKeyFile %q: give both, or none", f.ClientCertFile, f.ClientKeyFile)
 	}
 	if f.ClientCertFile != "" {
 		cert, err := r.read(f.ClientCertFile)
 		if err != nil {
-			return nil, fmt.Errorf("clientCertFile %q: %w", f.ClientCertFile, err)
+			return fmt.Errorf("clientCertFile %q: %w", f.ClientCertFile, err)
 		}
 		key, err := r.read(f.ClientKeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("clientKeyFile %q: %w", f.ClientKeyFile, err)
+			return fmt.Errorf("clientKeyFile %q: %w", f.ClientKeyFile, err)
 		}
-		pair, err := tls.X509KeyPair(cert, key)
-		if err != nil {
-			return nil, fmt.Errorf("clientCertFile %q, clientKeyFile %q: %w: give a certificate and its own key in PEM", f.ClientCertFile, f.ClientKeyFile, err)
+		if _, err := tls.X509KeyPair(cert, key); err != nil {
+			return fmt.Errorf("clientCertFile %q, clientKeyFile %q: %w: give a certificate and its own key in PEM", f.ClientCertFile, f.ClientKeyFile, err)
 		}
-		c.Certificates = []tls.Certificate{pair}
+		c.Cert, c.Key = cert, key
 	}
-	return c, nil
+	return nil
 }
 
 // auths are the credentials of an entry.

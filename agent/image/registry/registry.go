@@ -33,12 +33,12 @@ type Settings struct {
 
 // host is what is said of one registry or mirror.
 type host struct {
-	mirrors   []mirror // nil: the entry names none, those of others count
-	set       bool     // the entry has mirrors, if only an empty list
-	last      bool     // the registry itself is asked after its mirrors
-	plainHTTP bool
-	tls       *tls.Config // nil: nothing beside the system's
-	auths     Auths
+	mirrors []mirror // nil: the entry names none, those of others count
+	set     bool     // the entry has mirrors, if only an empty list
+	last    bool     // the registry itself is asked after its mirrors
+	Connection
+	tls   *tls.Config // nil: nothing beside the system's
+	auths Auths
 }
 
 type mirror struct {
@@ -92,7 +92,7 @@ func (s *Settings) Endpoints(registry, repository string) []Endpoint {
 
 func (s *Settings) endpoint(at, repository string) Endpoint {
 	h := s.host(at)
-	e := Endpoint{Host: at, Repository: repository, PlainHTTP: h.plainHTTP}
+	e := Endpoint{Host: at, Repository: repository, PlainHTTP: h.PlainHTTP}
 	if at == hub {
 		e.Host = hubHost
 	}
@@ -109,7 +109,7 @@ func (s *Settings) TLS(at string) *tls.Config { return s.host(canonical(at)).tls
 
 // PlainHTTP reports whether that host, as it stands in a URL, is named as one that is
 // spoken to without TLS.
-func (s *Settings) PlainHTTP(at string) bool { return s.host(canonical(at)).plainHTTP }
+func (s *Settings) PlainHTTP(at string) bool { return s.host(canonical(at)).PlainHTTP }
 
 var unsaid = &host{last: true}
 

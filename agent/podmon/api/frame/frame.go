@@ -23,8 +23,13 @@ const MaxSize = 64 << 20
 // MaxFiles bounds the descriptors that travel with one frame.
 const MaxFiles = 4
 
-// ErrTooLarge is returned when a frame's length is over MaxSize.
-var ErrTooLarge = errors.New("frame is larger than 64 MiB")
+// maxCommas bounds the elements of a frame from who is not trusted: an element of two
+// bytes of JSON may take a hundred bytes in memory.
+const maxCommas = 1 << 16
+
+// ErrTooLarge is returned when a frame's length is over MaxSize, or Bound, or when one
+// with a Bound has too many elements.
+var ErrTooLarge = errors.New("frame is larger than allowed")
 
 // Decode reads one frame from r into v. A stream that ends between frames
 // gives io.EOF, one that ends inside a frame io.ErrUnexpectedEOF.
@@ -33,13 +38,14 @@ func Decode(r io.Reader, v any) error {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return err
 	}
-	return decodeBody(r, head, v)
+	return decodeBody(r, head, MaxSize, -1, v)
 }
 
 // decodeBody grows its buffer as bytes arrive: a length alone reserves nothing.
-func decodeBody(r io.Reader, head [4]byte, v any) error {
+// commas below 0: any number.
+func decodeBody(r io.Reader, head [4]byte, limit uint32, commas int, v any) error {
 	size := binary.BigEndian.Uint32(head[:])
-	if size > MaxSize {
+	if size > limit {
 		return ErrTooLarge
 	}
 	var body bytes.Buffer
@@ -48,6 +54,9 @@ func decodeBody(r io.Reader, head [4]byte, v any) error {
 			err = io.ErrUnexpectedEOF
 		}
 		return fmt.Errorf("frame body, %d of %d bytes: %w", n, size, err)
+	}
+	if commas >= 0 && bytes.Count(body.Bytes(), []byte{','}) > commas {
+		return ErrTooLarge
 	}
 	if err := json.Unmarshal(body.Bytes(), v); err != nil {
 		return fmt.Errorf("frame body: %w", err)
@@ -75,12 +84,21 @@ func Encode(v any) ([]byte, error) {
 // Conn carries frames and descriptors over a unix socket. One goroutine may
 // read while any number write.
 type Conn struct {
-	c   *net.UnixConn
-	wmu sync.Mutex // one frame at a time
+	c      *net.UnixConn
+	max    uint32
+	commas int        // see decodeBody
+	wmu    sync.Mutex // one frame at a time
 }
 
 // NewConn takes over c.
-func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c} }
+func NewConn(c *net.UnixConn) *Conn { return &Conn{c: c, max: MaxSize, commas: -1} }
+
+// Bound has Read, from the next on, take no frame of more than max bytes of JSON, and
+// none of more elements than an honest one has. It is not for use during a Read.
+func (c *Conn) Bound(max uint32) *Conn {
+	c.max, c.commas = min(max, MaxSize), maxCommas
+	return c
+}
 
 // Close ends both directions; a blocked Read returns.
 func (c *Conn) Close() error { return c.c.Close() }
@@ -153,7 +171,7 @@ func (c *Conn) Read(v any) ([]*os.File, error) {
 		}
 		have += n
 	}
-	return files, decodeBody(c.c, head, v)
+	return files, decodeBody(c.c, head, c.max, c.commas, v)
 }
 
 // received turns a control message into files.

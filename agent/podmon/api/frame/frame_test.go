@@ -48,6 +48,29 @@ func TestDecodeFaults(t *testing.T) {
 	}
 }
 
+// TestBound: a frame of many small elements is refused, which would take many times its
+// size in memory; so is a long one.
+func TestBound(t *testing.T) {
+	for what, v := range map[string][]string{"elements": make([]string, maxCommas+2), "bytes": {strings.Repeat("x", 1<<20)}} {
+		t.Run(what, func(t *testing.T) {
+			a, b := pair(t)
+			b.Bound(1 << 20)
+			go func() { _ = a.Write(v) }()
+			var got []string
+			if _, err := b.Read(&got); !errors.Is(err, ErrTooLarge) || got != nil {
+				t.Errorf("%d elements, %v", len(got), err)
+			}
+		})
+	}
+	a, b := pair(t)
+	b.Bound(1 << 20)
+	go func() { _ = a.Write(make([]string, maxCommas)) }()
+	var got []string
+	if _, err := b.Read(&got); err != nil || len(got) != maxCommas {
+		t.Errorf("%d elements, %v", len(got), err)
+	}
+}
+
 func TestConnCarriesFiles(t *testing.T) {
 	a, b := pair(t)
 	r, w, err := os.Pipe()
