@@ -243,6 +243,28 @@ func (c *Cache) TrustBundlesOf(ctx context.Context, signer string) ([]*certifica
 	return out, nil
 }
 
+// Held are the objects that the pod holds and the API has; complete is false while it
+// has not answered for one of them. It does not wait.
+func (c *Cache) Held(pod types.UID) (objects []runtime.Object, complete bool) {
+	c.mu.Lock()
+	var informers []cache.SharedIndexInformer
+	for r := range c.pods[pod] {
+		informers = append(informers, c.entries[r].informer)
+	}
+	c.mu.Unlock()
+	complete = true
+	for _, i := range informers {
+		if !i.HasSynced() {
+			complete = false
+			continue
+		}
+		for _, o := range i.GetStore().List() {
+			objects = append(objects, o.(runtime.Object))
+		}
+	}
+	return objects, complete
+}
+
 // firstAnswer bounds the wait for an object whose list is refused or stuck.
 const firstAnswer = 10 * time.Second
 

@@ -170,6 +170,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	m.wg.Go(func() { m.awaitUnconfirmed(ctx) })
 	// What podmon holds is an orphan only if no source has its pod.
 	for _, source := range []<-chan struct{}{m.staticRead, listed} {
 		select {
@@ -235,6 +236,7 @@ func (m *Manager) set(pod *v1.Pod) {
 	defer m.mu.Unlock()
 	if w := m.workers[pod.UID]; w != nil {
 		w.send(func() { w.setPod(pod) })
+		m.confirm(w)
 		return
 	}
 	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil || m.awaitsNode(pod) {
@@ -298,6 +300,7 @@ func (m *Manager) launch(w *worker) {
 			} else if !w.gone && !w.removed {
 				m.ended[w.uid] = true
 			}
+			m.changed(w.uid)
 		}
 	})
 }
@@ -333,6 +336,7 @@ func (m *Manager) settle(ctx context.Context) {
 	for _, uid := range orphans {
 		m.adopt(uid)
 	}
+	m.dropUnconfirmed()
 	for name := range m.mirrors {
 		m.dropMirror(name)
 	}
@@ -553,29 +557,6 @@ func (m *Manager) ImagesChanged() {
 // static pods, has been seen. Before that a pod that is not found may still be
 // here.
 func (m *Manager) Seen() <-chan struct{} { return m.seen }
-
-// Views lists the pods of the node as the workers see them.
-func (m *Manager) Views() []*View {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]*View, 0, len(m.workers))
-	for _, w := range m.workers {
-		if v := w.view.Load(); v != nil {
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
-// Find looks up a pod by namespace and name, and UID if that is not empty.
-func (m *Manager) Find(namespace, name string, uid types.UID) (*View, bool) {
-	for _, v := range m.Views() {
-		if v.Pod.Namespace == namespace && v.Pod.Name == name && (uid == "" || v.Pod.UID == uid || v.MirrorUID == uid) {
-			return v, true
-		}
-	}
-	return nil, false
-}
 
 func volumeUID(uid string) types.UID { return types.UID(uid) }
 

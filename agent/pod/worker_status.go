@@ -218,7 +218,9 @@ func (w *worker) setView(st *v1.PodStatus) {
 		}
 		v.Containers[name] = cv
 	}
-	w.view.Store(v)
+	if old := w.view.Swap(v); old == nil || old.Pod != v.Pod || old.SandboxID != v.SandboxID || !podstate.SameStatus(old.Status, v.Status) {
+		w.m.changed(w.uid)
+	}
 }
 
 // startMetric takes the time from first sight to Running, once.

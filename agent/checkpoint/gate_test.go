@@ -1,0 +1,222 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// server is an API that is out of reach until it has an answer for a path.
+type server struct {
+	answer atomic.Pointer[func(*http.Request) *http.Response]
+	asked  atomic.Int32
+}
+
+func (s *server) RoundTrip(req *http.Request) (*http.Response, error) {
+	s.asked.Add(1)
+	if fn := s.answer.Load(); fn != nil {
+		if resp := (*fn)(req); resp != nil {
+			return resp, nil
+		}
+	}
+	return nil, errors.New("no route to host")
+}
+
+func (s *server) says(fn func(*http.Request) *http.Response) { s.answer.Store(&fn) }
+
+func reply(req *http.Request, code int, objects ...any) *http.Response {
+	var b bytes.Buffer
+	for _, o := range objects {
+		_ = json.NewEncoder(&b).Encode(o)
+	}
+	body := io.NopCloser(&b)
+	if req.URL.Query().Get("watch") != "" { // there is nothing more to read until it is given up
+		ctx, cancel := context.WithCancel(req.Context())
+		body = &stream{now: b.Bytes(), last: []byte("never"), ctx: ctx, cancel: cancel}
+	}
+	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: body, Request: req}
+}
+
+func service(name string) *v1.Service {
+	return &v1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+}
+
+// records are of a pod with a Secret and a claim, and of a cluster with Services and no pods.
+func records(t *testing.T) ([]*Pod, *Cluster) {
+	t.Helper()
+	p := withSecret(t, "a")
+	p.Claims = []Claim{{
+		Claim:  &v1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "default"}},
+		Volume: &v1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}},
+	}}
+	old, err := Encode(service("old"))
+	must(t, err)
+	same, err := Encode(service("same"))
+	must(t, err)
+	settings, err := Encode(&v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-dns", Namespace: "kube-system"}})
+	must(t, err)
+	return []*Pod{p}, &Cluster{Node: &v1.Node{}, Lists: map[string][]json.RawMessage{"Service": {old.Object, same.Object}, "ConfigMap": {settings.Object}}}
+}
+
+func clientOf(t *testing.T, g *Gate, s *server) kubernetes.Interface {
+	t.Helper()
+	c, err := kubernetes.NewForConfig(&rest.Config{Host: "https://kubernetes", Transport: g.Wrap(s), QPS: -1})
+	must(t, err)
+	return c
+}
+
+// TestGateAnswersFromRecords: an informer that found no API is synced from the records as soon
+// as the node is isolated, and shows what the API has when that answers. Requests are held
+// back meanwhile and never wait in a back-off of client-go's.
+func TestGateAnswersFromRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, s := NewGate(), &server{}
+		client := clientOf(t, g, s)
+		factory := informers.NewSharedInformerFactory(client, 0)
+		services := factory.Core().V1().Services().Informer()
+		ctx, cancel := context.WithCancel(t.Context())
+		factory.StartWithContext(ctx)
+		defer factory.Shutdown()
+		defer cancel()
+		time.Sleep(5 * time.Minute)
+		if services.HasSynced() || s.asked.Load() < 200 {
+			t.Fatalf("synced %v without an API, which was asked %d times in five minutes", services.HasSynced(), s.asked.Load())
+		}
+		pods, cluster := records(t)
+		if ok, err := g.Isolate(pods, cluster); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+		if got := services.GetStore().ListKeys(); !services.HasSynced() || len(got) != 2 {
+			t.Fatalf("%v after the isolation", got)
+		}
+		s.says(func(req *http.Request) *http.Response {
+			if req.URL.Query().Get("sendInitialEvents") == "" {
+				return nil
+			}
+			bookmark := service("")
+			bookmark.ResourceVersion, bookmark.Annotations = "70", map[string]string{"k8s.io/initial-events-end": "true"}
+			return reply(req, http.StatusOK, map[string]any{"type": "ADDED", "object": service("same")}, map[string]any{"type": "ADDED", "object": service("new")}, map[string]any{"type": "BOOKMARK", "object": bookmark})
+		})
+		// Another client's request finds the API.
+		g.note(&http.Response{StatusCode: http.StatusOK}, nil)
+		time.Sleep(3 * time.Second)
+		keys := strings.Join(services.GetStore().ListKeys(), " ")
+		if !closed(g.Live()) || len(services.GetStore().ListKeys()) != 2 || !strings.Contains(keys, "default/new") || !strings.Contains(keys, "default/same") {
+			t.Errorf("live %v, Services %s", closed(g.Live()), keys)
+		}
+		if ok, err := g.Isolate(pods, cluster); ok || err != nil {
+			t.Errorf("isolated after the API has answered: %v", err)
+		}
+	})
+}
+
+// TestGateKnows: isolated, reads of what is on record are answered, and nothing else is made up.
+func TestGateKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, s := NewGate(), &server{}
+		client := clientOf(t, g, s)
+		core := client.CoreV1()
+		pods, cluster := records(t)
+		if ok, err := g.Isolate(pods, cluster); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		ctx := t.Context()
+		secret, err := core.Secrets("default").Get(ctx, "s", metav1.GetOptions{})
+		if err != nil || secret.StringData["k"] != word {
+			t.Error(secret, err)
+		}
+		list, err := core.Secrets("default").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=s"})
+		if err != nil || len(list.Items) != 1 || list.ResourceVersion != replayedVersion {
+			t.Error(list, err)
+		}
+		if pvc, err := core.PersistentVolumeClaims("default").Get(ctx, "c", metav1.GetOptions{}); err != nil || pvc.Name != "c" {
+			t.Error(pvc, err)
+		}
+		if pv, err := core.PersistentVolumes().Get(ctx, "pv", metav1.GetOptions{}); err != nil || pv.Name != "pv" {
+			t.Error(pv, err)
+		}
+		if none, err := core.Services("other").List(ctx, metav1.ListOptions{}); err != nil || len(none.Items) != 0 {
+			t.Error(none, err)
+		}
+		for what, ask := range map[string]func() error{
+			"a Secret that is not on record": func() error { _, err := core.Secrets("default").Get(ctx, "t", metav1.GetOptions{}); return err },
+			"one of the name elsewhere":      func() error { _, err := core.Secrets("other").Get(ctx, "s", metav1.GetOptions{}); return err },
+			"a Service that is not there":    func() error { _, err := core.Services("default").Get(ctx, "t", metav1.GetOptions{}); return err },
+			"a write":                        func() error { return core.Services("default").Delete(ctx, "old", metav1.DeleteOptions{}) },
+			"a token: at once": func() error {
+				_, err := core.ServiceAccounts("default").CreateToken(ctx, "a", nil, metav1.CreateOptions{})
+				return err
+			},
+			"what the node's lease is": func() error {
+				_, err := client.CoordinationV1().Leases("x").Get(ctx, "n1", metav1.GetOptions{})
+				return err
+			},
+			"whether there is such a namespace": func() error { _, err := core.Namespaces().Get(ctx, "default", metav1.GetOptions{}); return err },
+		} {
+			if err := ask(); err == nil || apierrors.IsNotFound(err) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		// Lists of what is not known as a whole wait for the API.
+		for what, ask := range map[string]func(metav1.ListOptions) error{
+			"the node's pods": func(o metav1.ListOptions) error {
+				o.FieldSelector = "spec.nodeName=n1"
+				_, err := core.Pods("").List(ctx, o)
+				return err
+			},
+			"all Secrets":    func(o metav1.ListOptions) error { _, err := core.Secrets("default").List(ctx, o); return err },
+			"all ConfigMaps": func(o metav1.ListOptions) error { _, err := core.ConfigMaps("").List(ctx, o); return err },
+			"a label": func(o metav1.ListOptions) error {
+				o.LabelSelector = "a=b"
+				_, err := core.Services("").List(ctx, o)
+				return err
+			},
+		} {
+			s.answer.Store(nil)
+			done := make(chan error, 1)
+			go func() { done <- ask(metav1.ListOptions{}) }()
+			time.Sleep(time.Minute)
+			select {
+			case err := <-done:
+				t.Errorf("%s: answered without an API: %v", what, err)
+			default:
+			}
+			// A refusal is passed on, and is not an API that serves this node.
+			s.says(func(req *http.Request) *http.Response {
+				return reply(req, http.StatusForbidden, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden})
+			})
+			if err := <-done; !apierrors.IsForbidden(err) || closed(g.Live()) || !g.Refused() {
+				t.Errorf("%s: %v, live %v", what, err, closed(g.Live()))
+			}
+		}
+	})
+}
+
+// TestGateTakesNoErrorForTheAPI: a server without quorum answers, and is no API.
+func TestGateTakesNoErrorForTheAPI(t *testing.T) {
+	g := NewGate()
+	for _, code := range []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout, http.StatusTooManyRequests, http.StatusForbidden, http.StatusUnauthorized} {
+		if g.note(&http.Response{StatusCode: code}, nil); closed(g.Live()) {
+			t.Fatalf("%d is taken for an answer", code)
+		}
+	}
+	if g.note(&http.Response{StatusCode: http.StatusNotFound}, nil); !closed(g.Live()) || g.Refused() {
+		t.Error("404 is not taken for an answer")
+	}
+}

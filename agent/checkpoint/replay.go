@@ -1,0 +1,239 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+var requests = &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+
+// errNoAPI is what a request for a token gets while the node is isolated.
+var errNoAPI = errors.New("the API does not answer: the node is isolated")
+
+// replayedVersion is the resourceVersion of lists from records: older than any of the API.
+const replayedVersion = "1"
+
+// Wrap puts the gate before a way to the API.
+func (g *Gate) Wrap(next http.RoundTripper) http.RoundTripper { return &gated{g, next} }
+
+type gated struct {
+	gate *Gate
+	next http.RoundTripper
+}
+
+// WrappedRoundTripper is for client-go, which looks for the transport below.
+func (t *gated) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// RoundTrip implements http.RoundTripper.
+func (t *gated) RoundTrip(req *http.Request) (*http.Response, error) {
+	if closed(t.gate.live) {
+		return t.next.RoundTrip(req)
+	}
+	info, err := requests.NewRequestInfo(req)
+	if err != nil || !info.IsResourceRequest {
+		return t.pass(req)
+	}
+	switch info.Verb {
+	case "list", "watch":
+		return t.hold(req, info)
+	case "get":
+		if resp := t.fromRecords(req, info); resp != nil {
+			return resp, nil
+		}
+	case "create":
+		// A pod's start does not wait for a server that is not there: it has its last token.
+		if info.Subresource == "token" && closed(t.gate.isolated) {
+			return nil, errNoAPI
+		}
+	}
+	return t.pass(req)
+}
+
+func (t *gated) pass(req *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(req)
+	t.gate.note(resp, err)
+	return resp, err
+}
+
+// hold tries until the API answers, or the records can, or the request is given up.
+func (t *gated) hold(req *http.Request, info *request.RequestInfo) (*http.Response, error) {
+	for {
+		if resp := t.fromRecords(req, info); resp != nil {
+			return resp, nil
+		}
+		resp, err := t.try(req)
+		if err == nil && !failing(resp.StatusCode) {
+			return resp, nil
+		}
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		isolated := t.gate.isolated
+		if closed(isolated) {
+			isolated = nil
+		}
+		again := time.NewTimer(retryAfter)
+		select {
+		case <-req.Context().Done():
+			again.Stop()
+			return nil, req.Context().Err()
+		case <-t.gate.live:
+			again.Stop()
+			return t.next.RoundTrip(req)
+		case <-isolated:
+			again.Stop()
+		case <-again.C:
+		}
+	}
+}
+
+// try is one request to the API, given up when its answer has not begun in time, or
+// when the node is isolated meanwhile.
+func (t *gated) try(req *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(req.Context())
+	begun := make(chan struct{})
+	var watching sync.WaitGroup
+	isolated := t.gate.isolated
+	if closed(isolated) {
+		isolated = nil
+	}
+	watching.Go(func() {
+		timer := time.NewTimer(headersWithin)
+		defer timer.Stop()
+		select {
+		case <-begun:
+		case <-isolated:
+			cancel()
+		case <-timer.C:
+			cancel()
+		}
+	})
+	resp, err := t.next.RoundTrip(req.WithContext(ctx))
+	close(begun)
+	watching.Wait()
+	if err == nil && ctx.Err() != nil { // its body cannot be read any more
+		_ = resp.Body.Close()
+		err = ctx.Err()
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	t.gate.note(resp, nil)
+	resp.Body = &cancelled{resp.Body, cancel}
+	return resp, nil
+}
+
+// cancelled gives up a request's context with its body.
+type cancelled struct {
+	io.ReadCloser
+	cancel func()
+}
+
+func (c *cancelled) Close() error {
+	defer c.cancel()
+	return c.ReadCloser.Close()
+}
+
+// fromRecords answers a read from the records; nil: they do not know, or are not asked.
+func (t *gated) fromRecords(req *http.Request, info *request.RequestInfo) *http.Response {
+	c := t.gate.content()
+	if c == nil {
+		return nil
+	}
+	l, found, ok := c.find(info, req)
+	if !ok {
+		return nil
+	}
+	gv := info.APIVersion
+	if info.APIGroup != "" {
+		gv = info.APIGroup + "/" + gv
+	}
+	answer := func(body io.ReadCloser) *http.Response {
+		return &http.Response{
+			Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+			Header: http.Header{"Content-Type": {"application/json"}}, Body: body, ContentLength: -1, Request: req,
+		}
+	}
+	meta := map[string]any{"resourceVersion": replayedVersion}
+	switch info.Verb {
+	case "get":
+		return answer(io.NopCloser(bytes.NewReader(found[0].raw)))
+	case "list":
+		items := make([]json.RawMessage, 0, len(found))
+		for _, i := range found {
+			items = append(items, i.raw)
+		}
+		b, err := json.Marshal(map[string]any{"apiVersion": gv, "kind": l.kind + "List", "metadata": meta, "items": items})
+		if err != nil {
+			return nil
+		}
+		return answer(io.NopCloser(bytes.NewReader(b)))
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	event := func(kind string, object any) error {
+		return enc.Encode(map[string]any{"type": kind, "object": object})
+	}
+	var errs []error
+	if strings.EqualFold(req.URL.Query().Get("sendInitialEvents"), "true") {
+		for _, i := range found {
+			errs = append(errs, event("ADDED", i.raw))
+		}
+		meta["annotations"] = map[string]string{"k8s.io/initial-events-end": "true"}
+		errs = append(errs, event("BOOKMARK", map[string]any{"apiVersion": gv, "kind": l.kind, "metadata": meta}))
+	}
+	n := b.Len()
+	// The watcher lists again when it reads this.
+	errs = append(errs, event("ERROR", map[string]any{
+		"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "Expired", "code": http.StatusGone, "message": "the API answers again: what was on record is past",
+	}))
+	if errors.Join(errs...) != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(req.Context())
+	return answer(&stream{now: b.Bytes()[:n], last: b.Bytes()[n:], live: t.gate.live, ctx: ctx, cancel: cancel})
+}
+
+// stream is the body of a watch that says what is known, and nothing more until the
+// API answers.
+type stream struct {
+	now, last []byte
+	live      <-chan struct{}
+	ctx       context.Context // of the request
+	cancel    func()
+}
+
+// Read implements io.Reader, for one caller at a time.
+func (s *stream) Read(p []byte) (int, error) {
+	if len(s.now) == 0 {
+		if len(s.last) == 0 {
+			return 0, io.EOF
+		}
+		select {
+		case <-s.live:
+			s.now, s.last = s.last, nil
+		case <-s.ctx.Done():
+			return 0, s.ctx.Err()
+		}
+	}
+	n := copy(p, s.now)
+	s.now = s.now[n:]
+	return n, nil
+}
+
+// Close implements io.Closer.
+func (s *stream) Close() error {
+	s.cancel()
+	return nil
+}
