@@ -351,9 +351,10 @@ func New(cfg Config) (*Agent, error) {
 	changed := func(uid types.UID) {}
 	found := func(*v1.Pod, *v1.PersistentVolumeClaim, *v1.PersistentVolume) {}
 	var unconfirmed chan []*v1.Pod // stays nil without records
+	var ended func(types.UID) error
 	if cfg.Checkpoint != nil {
 		a.coldBoot = newColdBoot(a, cfg.Checkpoint)
-		changed, found, unconfirmed = cfg.Checkpoint.PodChanged, a.coldBoot.found, a.coldBoot.unconfirmed
+		changed, found, unconfirmed, ended = cfg.Checkpoint.PodChanged, a.coldBoot.found, a.coldBoot.unconfirmed, cfg.Checkpoint.Ended
 	}
 	volumes := volume.Config{Dir: podDir, Mounter: cfg.Mounter, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
 	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref); changed(uid) })
@@ -392,7 +393,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.pods = pod.NewManager(pod.Config{
 		Devices: podDevices,
-		Changed: changed, Unconfirmed: unconfirmed,
+		Changed: changed, Unconfirmed: unconfirmed, Ended: ended,
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, ReadNode: readNode, Client: cfg.Client,

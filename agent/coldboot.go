@@ -84,7 +84,13 @@ func (c *coldBoot) run(ctx context.Context) error {
 }
 
 // Listed implements checkpoint.Agent.
-func (c *coldBoot) Listed() <-chan struct{} { return c.a.pods.Seen() }
+func (c *coldBoot) Listed() <-chan struct{} { return c.a.pods.Listed() }
+
+// Works implements checkpoint.Agent.
+func (c *coldBoot) Works(uid types.UID) bool {
+	_, ok := c.a.pods.View(uid)
+	return ok
+}
 
 // Node implements checkpoint.Agent.
 func (c *coldBoot) Node() *v1.Node { return c.a.node.Object() }

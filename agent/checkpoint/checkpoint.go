@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
@@ -23,37 +22,62 @@ import (
 // Gate is between a node's clients and the API. It is in one of three states, and
 // goes through them in this order, the second of which may be left out:
 //
-//	waiting ──(no answer for a time: Isolate)──▶ isolated ──(an answer)──▶ live
-//	   └───────────────────────(an answer)────────────────────────────────▶
+//	waiting ──(no answer for a time: Isolate)──▶ isolated ──(the node's pods are listed: Open)──▶ live
+//	   └───────────────────────(the node's pods are listed: Open)────────────────────────────▶
 //
 // Waiting and isolated, it holds back lists and watches and tries them again each
-// second, so that no client is in a long back-off when the state changes. Isolated,
+// second, so that no client is in a long back-off when the state changes; lists are
+// consistent reads then, which a server without quorum does not answer. Isolated,
 // it answers from the records what they can answer; what is written, and what it
 // cannot answer, goes to the API in any state. Live, it passes all on.
 // Its methods may be called concurrently.
 type Gate struct {
+	node     string        // the name
 	live     chan struct{} // closed once live
 	isolated chan struct{} // closed once isolated
-	refused  atomic.Bool   // the API's last answer was that it does not know this node
 
-	mu   sync.Mutex // guards the closing of both, and kept
-	kept *content
+	mu       sync.Mutex // guards the closing of both, and all below
+	kept     *content
+	answered time.Time
+	refused  bool
 }
 
-// NewGate returns a Gate that waits.
-func NewGate() *Gate {
-	return &Gate{live: make(chan struct{}), isolated: make(chan struct{})}
+// NewGate returns a Gate of the node that waits.
+func NewGate(node string) *Gate {
+	return &Gate{node: node, live: make(chan struct{}), isolated: make(chan struct{})}
 }
 
-// Live is closed when the API has answered.
+// Live is closed once the API has listed the node's pods.
 func (g *Gate) Live() <-chan struct{} { return g.live }
 
-// Refused reports whether the API answers, and refuses this node. Then others may run
-// its pods.
-func (g *Gate) Refused() bool { return g.refused.Load() }
+// Answered is when the API last did what takes a quorum: it renewed the node's Lease, or
+// read the node's own object.
+func (g *Gate) Answered() time.Time {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.answered
+}
+
+// Refused reports whether the API's last answer to the node, asked for the node's own
+// object, was that it may not know. Then others may run its pods.
+func (g *Gate) Refused() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.refused
+}
+
+// Open has all passed on from now on: the API has listed the node's pods.
+func (g *Gate) Open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !closed(g.live) {
+		close(g.live)
+		g.kept = nil
+	}
+}
 
 // Isolate has reads answered from the records from now on. It returns false if the
-// API has answered before.
+// API has listed the node's pods before.
 func (g *Gate) Isolate(pods []*Pod, cluster *Cluster) (bool, error) {
 	kept, err := newContent(pods, cluster)
 	if err != nil {
@@ -69,19 +93,14 @@ func (g *Gate) Isolate(pods []*Pod, cluster *Cluster) (bool, error) {
 	return true, nil
 }
 
-// note draws the conclusion from an answer of the API.
+// note draws the conclusion from what the API said when it was asked for the node's own
+// object, or to renew its Lease: both need no role, and a quorum.
 func (g *Gate) note(resp *http.Response, err error) {
-	if err != nil || failing(resp.StatusCode) {
-		return
-	}
-	if g.refused.Store(refusal(resp.StatusCode)); refusal(resp.StatusCode) {
-		return
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !closed(g.live) {
-		close(g.live)
-		g.kept = nil
+	g.refused = err == nil && refusal(resp.StatusCode)
+	if err == nil && (resp.StatusCode < http.StatusBadRequest || resp.StatusCode == http.StatusNotFound) {
+		g.answered = time.Now()
 	}
 }
 

@@ -85,7 +85,7 @@ func clientOf(t *testing.T, g *Gate, s *server) kubernetes.Interface {
 // back meanwhile and never wait in a back-off of client-go's.
 func TestGateAnswersFromRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, s := NewGate(), &server{}
+		g, s := NewGate("n1"), &server{}
 		client := clientOf(t, g, s)
 		factory := informers.NewSharedInformerFactory(client, 0)
 		services := factory.Core().V1().Services().Informer()
@@ -113,8 +113,11 @@ func TestGateAnswersFromRecords(t *testing.T) {
 			bookmark.ResourceVersion, bookmark.Annotations = "70", map[string]string{"k8s.io/initial-events-end": "true"}
 			return reply(req, http.StatusOK, map[string]any{"type": "ADDED", "object": service("same")}, map[string]any{"type": "ADDED", "object": service("new")}, map[string]any{"type": "BOOKMARK", "object": bookmark})
 		})
-		// Another client's request finds the API.
-		g.note(&http.Response{StatusCode: http.StatusOK}, nil)
+		time.Sleep(time.Minute)
+		if keys := strings.Join(services.GetStore().ListKeys(), " "); closed(g.Live()) || !strings.Contains(keys, "default/old") {
+			t.Errorf("live %v before the node's pods are listed, Services %s", closed(g.Live()), keys)
+		}
+		g.Open()
 		time.Sleep(3 * time.Second)
 		keys := strings.Join(services.GetStore().ListKeys(), " ")
 		if !closed(g.Live()) || len(services.GetStore().ListKeys()) != 2 || !strings.Contains(keys, "default/new") || !strings.Contains(keys, "default/same") {
@@ -129,7 +132,7 @@ func TestGateAnswersFromRecords(t *testing.T) {
 // TestGateKnows: isolated, reads of what is on record are answered, and nothing else is made up.
 func TestGateKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, s := NewGate(), &server{}
+		g, s := NewGate("n1"), &server{}
 		client := clientOf(t, g, s)
 		core := client.CoreV1()
 		pods, cluster := records(t)
@@ -197,26 +200,121 @@ func TestGateKnows(t *testing.T) {
 				t.Errorf("%s: answered without an API: %v", what, err)
 			default:
 			}
-			// A refusal is passed on, and is not an API that serves this node.
+			// A refusal is passed on. Only what the node itself may know in any case says that it is refused.
 			s.says(func(req *http.Request) *http.Response {
 				return reply(req, http.StatusForbidden, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden})
 			})
-			if err := <-done; !apierrors.IsForbidden(err) || closed(g.Live()) || !g.Refused() {
+			if err := <-done; !apierrors.IsForbidden(err) || closed(g.Live()) || g.Refused() {
 				t.Errorf("%s: %v, live %v", what, err, closed(g.Live()))
 			}
 		}
 	})
 }
 
-// TestGateTakesNoErrorForTheAPI: a server without quorum answers, and is no API.
-func TestGateTakesNoErrorForTheAPI(t *testing.T) {
-	g := NewGate()
-	for _, code := range []int{http.StatusInternalServerError, http.StatusServiceUnavailable, http.StatusGatewayTimeout, http.StatusTooManyRequests, http.StatusForbidden, http.StatusUnauthorized} {
-		if g.note(&http.Response{StatusCode: code}, nil); closed(g.Live()) {
-			t.Fatalf("%d is taken for an answer", code)
+// TestGateKnowsAnAPIWithQuorum: what a server without quorum answers is no sign of an API, nor is its
+// refusal of a role that it has not read. A read of the node's own object is, and a renewed Lease.
+func TestGateKnowsAnAPIWithQuorum(t *testing.T) {
+	says := func(code int) *server {
+		s := &server{}
+		s.says(func(req *http.Request) *http.Response { return reply(req, code) })
+		return s
+	}
+	const api = "https://kubernetes/api/v1/"
+	const lease = "https://kubernetes/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
+	own := func(g *Gate, s *server) http.RoundTripper { return g.Wrap(s) }
+	network := func(g *Gate, s *server) http.RoundTripper { return g.WrapOther(s) }
+	heartbeat := func(g *Gate, s *server) http.RoundTripper { return g.WrapHeartbeat(s) }
+	for what, c := range map[string]struct {
+		by                func(*Gate, *server) http.RoundTripper
+		method, url       string
+		code              int
+		answered, refused bool
+	}{
+		"its own object":                {own, "GET", api + "nodes/n1", 200, true, false},
+		"it is not registered":          {own, "GET", api + "nodes/n1", 404, true, false},
+		"it is refused":                 {own, "GET", api + "nodes/n1", 403, false, true},
+		"its certificate is not known":  {own, "GET", api + "nodes/n1", 401, false, true},
+		"no quorum":                     {own, "GET", api + "nodes/n1", 503, false, false},
+		"too many":                      {own, "GET", api + "nodes/n1", 429, false, false},
+		"any version of its object":     {own, "GET", api + "nodes/n1?resourceVersion=0", 200, false, false},
+		"another's object":              {own, "GET", api + "nodes/n2", 200, false, false},
+		"a part of its own":             {own, "GET", api + "nodes/n1/status", 200, false, false},
+		"keys of tokens":                {own, "GET", "https://kubernetes/openid/v1/jwks", 200, false, false},
+		"discovery":                     {own, "GET", api, 200, false, false},
+		"who shows a token":             {own, "POST", "https://kubernetes/apis/authentication.k8s.io/v1/tokenreviews", 201, false, false},
+		"a list":                        {own, "GET", api + "pods", 200, false, false},
+		"roles are not in force":        {network, "GET", api + "services", 403, false, false},
+		"nor for its object":            {network, "GET", api + "nodes/n1", 403, false, false},
+		"its Lease is renewed":          {heartbeat, "PUT", lease, 200, true, false},
+		"its Lease is made":             {heartbeat, "POST", lease, 201, true, false},
+		"its Lease is read":             {heartbeat, "GET", lease, 200, false, false},
+		"its Lease cannot be renewed":   {heartbeat, "PUT", lease, 503, false, false},
+		"another has written its Lease": {heartbeat, "PUT", lease, 409, false, false},
+	} {
+		g := NewGate("n1")
+		req, err := http.NewRequestWithContext(t.Context(), c.method, c.url, nil)
+		must(t, err)
+		resp, err := c.by(g, says(c.code)).RoundTrip(req)
+		if err != nil || resp.StatusCode != c.code {
+			// 5xx of lists are tried again: there are none here.
+			t.Fatalf("%s: %v", what, err)
+		}
+		if got := !g.Answered().IsZero(); got != c.answered || g.Refused() != c.refused || closed(g.Live()) {
+			t.Errorf("%s: answered %v, refused %v, live %v", what, got, g.Refused(), closed(g.Live()))
 		}
 	}
-	if g.note(&http.Response{StatusCode: http.StatusNotFound}, nil); !closed(g.Live()) || g.Refused() {
-		t.Error("404 is not taken for an answer")
+	// Refused once, and then out of reach.
+	g := NewGate("n1")
+	req, err := http.NewRequestWithContext(t.Context(), "GET", api+"nodes/n1", nil)
+	must(t, err)
+	_, err = g.Wrap(says(403)).RoundTrip(req)
+	must(t, err)
+	if _, err = g.Wrap(&server{}).RoundTrip(req); err == nil || g.Refused() {
+		t.Errorf("refused %v by an API that is out of reach", g.Refused())
 	}
+}
+
+// TestGateAsksForTheNewestState: until the node's pods are listed no list is one of a server's own copy.
+func TestGateAsksForTheNewestState(t *testing.T) {
+	g, s := NewGate("n1"), &server{}
+	var asked []string
+	s.says(func(req *http.Request) *http.Response {
+		asked = append(asked, req.URL.RawQuery)
+		return reply(req, http.StatusOK, v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}})
+	})
+	pods := clientOf(t, g, s).CoreV1().Pods("")
+	list := func() {
+		_, err := pods.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=n1", ResourceVersion: "0"})
+		must(t, err)
+	}
+	list()
+	g.Open()
+	list()
+	if len(asked) != 2 || strings.Contains(asked[0], "resourceVersion") || !strings.Contains(asked[0], "spec.nodeName") || !strings.Contains(asked[1], "resourceVersion=0") {
+		t.Error(asked)
+	}
+}
+
+// TestGateGivesUpSilentWatches: a watch that a server began and says nothing of does not keep an
+// informer from the records.
+func TestGateGivesUpSilentWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, s := NewGate("n1"), &server{}
+		s.says(func(req *http.Request) *http.Response { return reply(req, http.StatusOK) })
+		factory := informers.NewSharedInformerFactory(clientOf(t, g, s), 0)
+		services := factory.Core().V1().Services().Informer()
+		ctx, cancel := context.WithCancel(t.Context())
+		factory.StartWithContext(ctx)
+		defer factory.Shutdown()
+		defer cancel()
+		time.Sleep(time.Minute)
+		s.answer.Store(nil)
+		if ok, err := g.Isolate(records(t)); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		time.Sleep(10 * time.Second)
+		if !services.HasSynced() {
+			t.Error("the records are not read")
+		}
+	})
 }

@@ -32,6 +32,8 @@ type Agent interface {
 	// Record makes the record of a pod; nil: it is to have none. complete is false
 	// while part of what it needs has not been read: then it is asked again.
 	Record(uid types.UID) (record *Pod, complete bool)
+	// Works reports whether the node runs, starts or ends the pod.
+	Works(uid types.UID) bool
 	// Node is the node's own object as last known.
 	Node() *v1.Node
 	// Start starts pods as they are on record; node is the node's own object, nil: it
@@ -39,7 +41,7 @@ type Agent interface {
 	Start(pods []*v1.Pod, node *v1.Node)
 	// Listed is closed when the API's list of the node's pods has been taken.
 	Listed() <-chan struct{}
-	// Forget is called when a pod has no record any more.
+	// Forget is called when a pod is no more and has no record.
 	Forget(uid types.UID)
 }
 
@@ -47,7 +49,7 @@ type Agent interface {
 // answer.
 type Keeper struct {
 	cfg      Config
-	pods     []*Pod // as loaded, until the API has listed the node's pods
+	pods     []*Pod // as loaded
 	cluster  *Cluster
 	followed []followed
 
@@ -55,6 +57,7 @@ type Keeper struct {
 
 	mu    sync.Mutex // guards all below
 	dirty map[types.UID]bool
+	over  map[types.UID]bool // by Ended
 	// changed: something that is followed has changed; urgent: it is a policy.
 	changed, urgent bool
 }
@@ -67,7 +70,7 @@ type followed struct {
 
 // NewKeeper reads the records. It starts nothing.
 func NewKeeper(ctx context.Context, cfg Config) *Keeper {
-	k := &Keeper{cfg: cfg, poke: make(chan struct{}, 1), dirty: map[types.UID]bool{}}
+	k := &Keeper{cfg: cfg, poke: make(chan struct{}, 1), dirty: map[types.UID]bool{}, over: map[types.UID]bool{}}
 	var faults []error
 	k.pods, k.cluster, faults = cfg.Store.Load()
 	for _, err := range faults {
@@ -121,35 +124,61 @@ func (k *Keeper) wake() {
 }
 
 // Run waits for the API, has pods started without it if it does not answer, and keeps
-// the records from its first list of the node's pods on, until ctx ends.
+// the records until ctx ends.
 func (k *Keeper) Run(ctx context.Context, agent Agent) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		select {
+		case <-agent.Listed():
+			k.cfg.Gate.Open()
+		case <-ctx.Done():
+		}
+	})
+	started := k.await(ctx, agent)
+	k.keep(ctx, agent, started)
+	return nil
+}
+
+// await returns when the API has listed the node's pods, or pods were started without it.
+func (k *Keeper) await(ctx context.Context, agent Agent) (started []*v1.Pod) {
 	log := klog.FromContext(ctx)
-	var started []*v1.Pod
-	for !closed(k.cfg.Gate.Live()) && started == nil {
-		after := time.NewTimer(k.cfg.After)
+	from := time.Now()
+	for started == nil {
+		if at := k.cfg.Gate.Answered(); at.After(from) {
+			from = at
+		}
+		after := time.NewTimer(k.cfg.After - time.Since(from))
 		select {
 		case <-ctx.Done():
 			after.Stop()
 			return nil
-		case <-k.cfg.Gate.Live():
+		case <-agent.Listed():
 			after.Stop()
+			return nil
 		case <-after.C:
-			if k.cfg.Gate.Refused() {
-				log.Info("The API refuses this node: no pods are started without it")
-				continue
-			}
-			if len(k.pods) == 0 && k.cluster == nil {
-				log.Info("The API does not answer, and no pods of this node are on record", "after", k.cfg.After)
-				continue
-			}
+		}
+		if k.cfg.Gate.Answered().After(from) {
+			continue
+		}
+		from = time.Now()
+		switch {
+		case k.cfg.Gate.Refused():
+			log.Info("The API refuses this node: no pods are started without it")
+		case k.cluster == nil && len(k.pods) > 0:
+			log.Info("The API does not answer, and what this node knew of the cluster, policies among it, is not on record: no pods are started without it", "after", k.cfg.After)
+		case k.cluster == nil:
+			log.Info("The API does not answer, and no pods of this node are on record", "after", k.cfg.After)
+		default:
 			started = k.isolate(ctx, agent)
 		}
 	}
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-agent.Listed():
-	}
+	return started
+}
+
+// listed ends what was without the API.
+func (k *Keeper) listed(ctx context.Context, started []*v1.Pod) {
+	log := klog.FromContext(ctx)
 	if started != nil {
 		log.Info("The API answers again: the pods that were started without it are confirmed, or end", "pods", len(started))
 	}
@@ -164,11 +193,10 @@ func (k *Keeper) Run(ctx context.Context, agent Agent) error {
 	for _, uid := range uids { // of pods that are no more
 		k.PodChanged(uid)
 	}
-	k.keep(ctx, agent)
-	return nil
+	k.wake()
 }
 
-// isolate starts what may be started; it returns nil if the API has answered.
+// isolate starts what may be started; it returns nil if the API has listed the pods.
 func (k *Keeper) isolate(ctx context.Context, agent Agent) []*v1.Pod {
 	log := klog.FromContext(ctx)
 	ok, err := k.cfg.Gate.Isolate(k.pods, k.cluster)
@@ -199,23 +227,30 @@ func (k *Keeper) isolate(ctx context.Context, agent Agent) []*v1.Pod {
 	return start
 }
 
-// Times of keep.
+// Times of keep, and its size.
 const (
 	batch        = time.Second      // changes are gathered for
 	readAgain    = 5 * time.Second  // when something had not been read yet
 	writeAgain   = 30 * time.Second // when the disk refused
 	clusterEvery = time.Minute      // the cluster's record is written at most; policies at once
+	roundSize    = 8                // records are written until the next look at what is to be removed
 )
 
-// keep writes what changes.
-func (k *Keeper) keep(ctx context.Context, agent Agent) {
+// keep writes what changes. Until the API has listed the node's pods that is of pods alone
+// that run here: what the node knows of the rest is of the records themselves.
+func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 	var clusterAt time.Time // the last look at it
 	var again <-chan time.Time
 	var failed string // as last logged
+	pending := agent.Listed()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-pending:
+			pending = nil
+			k.listed(ctx, started)
+			continue
 		case <-k.poke:
 		case <-again:
 		}
@@ -224,15 +259,6 @@ func (k *Keeper) keep(ctx context.Context, agent Agent) {
 			return
 		case <-time.After(batch):
 		}
-		k.mu.Lock()
-		dirty := k.dirty
-		k.dirty = map[types.UID]bool{}
-		due := k.changed && (k.urgent || time.Since(clusterAt) >= clusterEvery)
-		if due {
-			k.changed, k.urgent = false, false
-		}
-		left := k.changed
-		k.mu.Unlock()
 		wait := time.Duration(0)
 		sooner := func(d time.Duration) {
 			if wait == 0 || d < wait {
@@ -240,20 +266,23 @@ func (k *Keeper) keep(ctx context.Context, agent Agent) {
 			}
 		}
 		var fault error
-		for uid := range dirty {
-			complete, err := k.keepPod(agent, uid)
-			if err != nil {
-				fault = err
-				sooner(writeAgain)
-			} else if !complete {
-				sooner(readAgain)
-			} else {
-				continue
+		for more := true; more && ctx.Err() == nil; {
+			var in time.Duration
+			var err error
+			if more, in, err = k.keepPods(agent, pending == nil); in > 0 {
+				sooner(in)
 			}
-			k.mu.Lock()
-			k.dirty[uid] = true
-			k.mu.Unlock()
+			if err != nil {
+				fault, more = err, false
+			}
 		}
+		k.mu.Lock()
+		due := pending == nil && k.changed && (k.urgent || time.Since(clusterAt) >= clusterEvery)
+		if due {
+			k.changed, k.urgent = false, false
+		}
+		left := pending == nil && k.changed
+		k.mu.Unlock()
 		if due {
 			clusterAt = time.Now()
 			if complete, err := k.keepCluster(agent); err != nil || !complete {
@@ -283,17 +312,85 @@ func (k *Keeper) keep(ctx context.Context, agent Agent) {
 	}
 }
 
-func (k *Keeper) keepPod(agent Agent, uid types.UID) (complete bool, err error) {
-	record, complete := agent.Record(uid)
-	if !complete {
-		return false, nil
+// keepPods looks at the pods that have changed: it removes all records that are past, which
+// must not wait, and then writes roundSize at most. more: others are left; in: when some are
+// to be looked at again, 0: not.
+func (k *Keeper) keepPods(agent Agent, listed bool) (more bool, in time.Duration, err error) {
+	k.mu.Lock()
+	dirty := k.dirty
+	k.dirty = map[types.UID]bool{}
+	k.mu.Unlock()
+	var gone []types.UID
+	var write []*Pod
+	for uid := range dirty {
+		record, complete := agent.Record(uid)
+		switch {
+		case !complete:
+			k.put(uid)
+			in = readAgain
+		case record != nil:
+			write = append(write, record)
+		case listed || agent.Works(uid): // else it may have to be started yet
+			gone = append(gone, uid)
+		}
 	}
-	if record == nil {
-		err = k.cfg.Store.RemovePod(uid)
-		agent.Forget(uid)
-		return true, err
+	if err = k.cfg.Store.RemovePods(gone...); err != nil {
+		k.put(gone...)
+		in = writeAgain
+	} else {
+		for _, uid := range gone {
+			if !agent.Works(uid) {
+				agent.Forget(uid)
+				k.mu.Lock()
+				delete(k.over, uid)
+				k.mu.Unlock()
+			}
+		}
 	}
-	return true, k.cfg.Store.PutPod(record)
+	for i, p := range write {
+		if i == roundSize {
+			for _, p := range write[i:] {
+				k.put(p.Pod.UID)
+			}
+			return true, in, err
+		}
+		if e := k.keepPod(p); e != nil {
+			k.put(p.Pod.UID)
+			in, err = writeAgain, e
+		}
+	}
+	return false, in, err
+}
+
+// put has pods looked at again, without a poke.
+func (k *Keeper) put(uids ...types.UID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, uid := range uids {
+		k.dirty[uid] = true
+	}
+}
+
+func (k *Keeper) keepPod(p *Pod) error {
+	if err := k.cfg.Store.PutPod(p); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	over := k.over[p.Pod.UID]
+	k.mu.Unlock()
+	if over { // by now
+		return k.cfg.Store.RemovePods(p.Pod.UID)
+	}
+	return nil
+}
+
+// Ended removes the record of a pod that has ended for good, before the API hears of it: who
+// has read there that the pod ended does not see it run again.
+func (k *Keeper) Ended(uid types.UID) error {
+	k.mu.Lock()
+	k.over[uid] = true
+	k.mu.Unlock()
+	return k.cfg.Store.RemovePods(uid)
 }
 
 func (k *Keeper) keepCluster(agent Agent) (complete bool, err error) {
@@ -301,9 +398,11 @@ func (k *Keeper) keepCluster(agent Agent) (complete bool, err error) {
 	if c.Node.UID == "" {
 		return false, nil // not registered yet
 	}
+	// What a policy selects has to be known for it to be in force.
+	policies := slices.ContainsFunc(k.followed, func(f followed) bool { return f.kind == "NetworkPolicy" && len(f.informer.GetStore().ListKeys()) > 0 })
 	for _, f := range k.followed {
 		if !f.informer.HasSynced() {
-			if f.optional {
+			if f.optional && !(policies && (f.kind == "Pod" || f.kind == "Namespace")) {
 				continue
 			}
 			return false, nil
@@ -331,7 +430,9 @@ func bare(obj runtime.Object) runtime.Object {
 	switch o := obj.(type) {
 	case *v1.Node:
 		o = o.DeepCopy()
-		o.ResourceVersion, o.ManagedFields = "", nil
+		// Of no object of the API: what is written of it conflicts with what others have
+		// written since. Without a version it would overwrite that.
+		o.ResourceVersion, o.ManagedFields = replayedVersion, nil
 		for i := range o.Status.Conditions {
 			o.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
 		}

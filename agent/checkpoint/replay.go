@@ -23,12 +23,39 @@ var errNoAPI = errors.New("the API does not answer: the node is isolated")
 // replayedVersion is the resourceVersion of lists from records: older than any of the API.
 const replayedVersion = "1"
 
-// Wrap puts the gate before a way to the API.
-func (g *Gate) Wrap(next http.RoundTripper) http.RoundTripper { return &gated{g, next} }
+// Wrap puts the gate before the node's own way to the API.
+func (g *Gate) Wrap(next http.RoundTripper) http.RoundTripper { return &gated{g, next, true} }
+
+// WrapOther puts it before a way by another identity, whose rights are by roles: a server
+// that has not read them yet refuses it, which says nothing of the node.
+func (g *Gate) WrapOther(next http.RoundTripper) http.RoundTripper { return &gated{g, next, false} }
+
+// WrapHeartbeat is for the way by which the node's Lease is renewed: the gate holds nothing of
+// it back, and learns from it that the API answers.
+func (g *Gate) WrapHeartbeat(next http.RoundTripper) http.RoundTripper { return &heartbeat{g, next} }
+
+type heartbeat struct {
+	gate *Gate
+	next http.RoundTripper
+}
+
+// WrappedRoundTripper is for client-go, which looks for the transport below.
+func (t *heartbeat) WrappedRoundTripper() http.RoundTripper { return t.next }
+
+// RoundTrip implements http.RoundTripper.
+func (t *heartbeat) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(req)
+	// Only a write takes a quorum whatever its options; one that failed says nothing.
+	if err == nil && req.Method != http.MethodGet && resp.StatusCode < http.StatusBadRequest {
+		t.gate.note(resp, nil)
+	}
+	return resp, err
+}
 
 type gated struct {
 	gate *Gate
 	next http.RoundTripper
+	own  bool // by the node's own identity
 }
 
 // WrappedRoundTripper is for client-go, which looks for the transport below.
@@ -41,7 +68,7 @@ func (t *gated) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	info, err := requests.NewRequestInfo(req)
 	if err != nil || !info.IsResourceRequest {
-		return t.pass(req)
+		return t.next.RoundTrip(req)
 	}
 	switch info.Verb {
 	case "list", "watch":
@@ -56,12 +83,10 @@ func (t *gated) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, errNoAPI
 		}
 	}
-	return t.pass(req)
-}
-
-func (t *gated) pass(req *http.Request) (*http.Response, error) {
 	resp, err := t.next.RoundTrip(req)
-	t.gate.note(resp, err)
+	if t.own && info.Verb == "get" && info.APIGroup == "" && info.Resource == "nodes" && info.Subresource == "" && info.Name == t.gate.node && req.URL.Query().Get("resourceVersion") == "" {
+		t.gate.note(resp, err)
+	}
 	return resp, err
 }
 
@@ -71,7 +96,7 @@ func (t *gated) hold(req *http.Request, info *request.RequestInfo) (*http.Respon
 		if resp := t.fromRecords(req, info); resp != nil {
 			return resp, nil
 		}
-		resp, err := t.try(req)
+		resp, err := t.try(consistent(req, info), info)
 		if err == nil && !failing(resp.StatusCode) {
 			return resp, nil
 		}
@@ -97,9 +122,25 @@ func (t *gated) hold(req *http.Request, info *request.RequestInfo) (*http.Respon
 	}
 }
 
+// consistent asks for the newest state where any would do: a server without quorum answers
+// that from its own copy.
+func consistent(req *http.Request, info *request.RequestInfo) *http.Request {
+	q := req.URL.Query()
+	if q.Get("resourceVersion") != "0" {
+		return req
+	}
+	q.Del("resourceVersion")
+	if info.Verb == "list" {
+		q.Del("resourceVersionMatch") // it goes with a version
+	}
+	req = req.Clone(req.Context())
+	req.URL.RawQuery = q.Encode()
+	return req
+}
+
 // try is one request to the API, given up when its answer has not begun in time, or
-// when the node is isolated meanwhile.
-func (t *gated) try(req *http.Request) (*http.Response, error) {
+// when the node is isolated meanwhile. So is a watch that has begun: it may never say anything.
+func (t *gated) try(req *http.Request, info *request.RequestInfo) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(req.Context())
 	begun := make(chan struct{})
 	var watching sync.WaitGroup
@@ -129,7 +170,16 @@ func (t *gated) try(req *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
-	t.gate.note(resp, nil)
+	if info.Verb == "watch" && isolated != nil {
+		go func() {
+			select {
+			case <-isolated:
+				cancel()
+			case <-t.gate.live:
+			case <-ctx.Done():
+			}
+		}()
+	}
 	resp.Body = &cancelled{resp.Body, cancel}
 	return resp, nil
 }

@@ -107,20 +107,34 @@ func (s *Store) put(name string, record any) error {
 	return nil
 }
 
-// RemovePod removes the record of a pod, if there is one.
-func (s *Store) RemovePod(uid types.UID) error { return s.remove(podFile(uid)) }
+// RemovePods removes the records of pods, if there are any.
+func (s *Store) RemovePods(uids ...types.UID) error {
+	names := make([]string, 0, len(uids))
+	for _, uid := range uids {
+		names = append(names, podFile(uid))
+	}
+	return s.remove(names...)
+}
 
-func (s *Store) remove(name string) error {
+// remove removes files of one directory.
+func (s *Store) remove(names ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.hashes, name)
-	path := filepath.Join(s.dir, name)
-	if err := os.Remove(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
+	var errs []error
+	sync := ""
+	for _, name := range names {
+		delete(s.hashes, name)
+		path := filepath.Join(s.dir, name)
+		if err := os.Remove(path); err == nil {
+			sync = filepath.Dir(path)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("checkpoint: %w", err))
+		}
 	}
-	return durable.SyncDir(filepath.Dir(path))
+	if sync != "" {
+		errs = append(errs, durable.SyncDir(sync))
+	}
+	return errors.Join(errs...)
 }
 
 // UIDs are the pods that have a record.

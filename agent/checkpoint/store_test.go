@@ -63,8 +63,8 @@ func TestStore(t *testing.T) {
 		must(t, s.PutPod(withSecret(t, name)))
 	}
 	must(t, s.PutPod(&Pod{Pod: runs("gone")}))
-	must(t, s.RemovePod("uid-gone"))
-	must(t, s.RemovePod("uid-gone"))
+	must(t, s.RemovePods("uid-gone"))
+	must(t, s.RemovePods("uid-gone"))
 	must(t, s.PutCluster(&Cluster{Node: &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}))
 
 	file := func(name string) string { return filepath.Join(dir, podsDir, "uid-"+name) }

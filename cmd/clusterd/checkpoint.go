@@ -49,10 +49,11 @@ func newCheckpoint(ctx context.Context, cfg Config, clients *nodeClients) (*chec
 	if err != nil {
 		return nil, err
 	}
-	gate := checkpoint.NewGate()
-	clients.agent, clients.network = rest.CopyConfig(clients.agent), rest.CopyConfig(clients.network)
+	gate := checkpoint.NewGate(cfg.Name)
+	clients.agent, clients.network, clients.heartbeat = rest.CopyConfig(clients.agent), rest.CopyConfig(clients.network), rest.CopyConfig(clients.heartbeat)
 	clients.agent.Wrap(gate.Wrap)
-	clients.network.Wrap(gate.Wrap)
+	clients.network.Wrap(gate.WrapOther)
+	clients.heartbeat.Wrap(gate.WrapHeartbeat)
 	return checkpoint.NewKeeper(ctx, checkpoint.Config{Store: store, Gate: gate, NodeName: cfg.Name, After: cfg.StartWithoutAPIAfter.Duration}), nil
 }
 
