@@ -17,13 +17,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config of a Keeper. All fields are required.
+// Config of a Keeper. All fields are required but MaxAge.
 type Config struct {
 	Store    *Store
 	Gate     *Gate
 	NodeName string
 	// After is how long the API may take to answer before pods are started without it.
 	After time.Duration
+	// MaxAge is how long ago the node may have had an API for its pods to be started without
+	// one; 0: no matter how long. A clock that is behind that time is not gone by.
+	MaxAge time.Duration
 }
 
 // Agent is what a Keeper works for. Its methods are called one at a time, and may
@@ -144,6 +147,7 @@ func (k *Keeper) Run(ctx context.Context, agent Agent) error {
 func (k *Keeper) await(ctx context.Context, agent Agent) (started []*v1.Pod) {
 	log := klog.FromContext(ctx)
 	from := time.Now()
+	last, unknown := k.cfg.Store.Contact()
 	for started == nil {
 		if at := k.cfg.Gate.Answered(); at.After(from) {
 			from = at
@@ -169,8 +173,12 @@ func (k *Keeper) await(ctx context.Context, agent Agent) (started []*v1.Pod) {
 			log.Info("The API does not answer, and what this node knew of the cluster, policies among it, is not on record: no pods are started without it", "after", k.cfg.After)
 		case k.cluster == nil:
 			log.Info("The API does not answer, and no pods of this node are on record", "after", k.cfg.After)
+		case unknown != nil:
+			log.Error(unknown, "The API does not answer, and when this node last had one is not known: no pods are started without it")
+		case k.cfg.MaxAge > 0 && time.Since(last) > k.cfg.MaxAge:
+			log.Info("The API does not answer, and this node's records are too old to start pods from", "lastAPI", last, "limit", k.cfg.MaxAge)
 		default:
-			started = k.isolate(ctx, agent)
+			started = k.isolate(ctx, agent, last)
 		}
 	}
 	return started
@@ -197,7 +205,7 @@ func (k *Keeper) listed(ctx context.Context, started []*v1.Pod) {
 }
 
 // isolate starts what may be started; it returns nil if the API has listed the pods.
-func (k *Keeper) isolate(ctx context.Context, agent Agent) []*v1.Pod {
+func (k *Keeper) isolate(ctx context.Context, agent Agent, last time.Time) []*v1.Pod {
 	log := klog.FromContext(ctx)
 	ok, err := k.cfg.Gate.Isolate(k.pods, k.cluster)
 	if err != nil {
@@ -215,7 +223,7 @@ func (k *Keeper) isolate(ctx context.Context, agent Agent) []*v1.Pod {
 		}
 		start, uids = append(start, p.Pod), append(uids, p.Pod.UID)
 	}
-	log.Error(nil, "The API does not answer: this node's last pods are started from their records, unconfirmed", "after", k.cfg.After, "pods", len(start), "heldBack", len(k.pods)-len(start))
+	log.Error(nil, "The API does not answer: this node's last pods are started from their records, unconfirmed", "after", k.cfg.After, "lastAPI", last, "pods", len(start), "heldBack", len(k.pods)-len(start))
 	if err := k.cfg.Store.MarkUnconfirmed(time.Now(), uids); err != nil {
 		log.Error(err, "Pods cannot be noted as unconfirmed")
 	}
@@ -233,6 +241,7 @@ const (
 	readAgain    = 5 * time.Second  // when something had not been read yet
 	writeAgain   = 30 * time.Second // when the disk refused
 	clusterEvery = time.Minute      // the cluster's record is written at most; policies at once
+	contactEvery = 10 * time.Minute // it is noted that the node has an API
 	roundSize    = 8                // records are written until the next look at what is to be removed
 )
 
@@ -243,6 +252,8 @@ func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 	var again <-chan time.Time
 	var failed string // as last logged
 	pending := agent.Listed()
+	contacts := time.NewTicker(contactEvery)
+	defer contacts.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -250,6 +261,12 @@ func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 		case <-pending:
 			pending = nil
 			k.listed(ctx, started)
+			k.contact(ctx, time.Now())
+			continue
+		case <-contacts.C:
+			if at := k.cfg.Gate.Answered(); pending == nil && !at.IsZero() {
+				k.contact(ctx, at)
+			}
 			continue
 		case <-k.poke:
 		case <-again:
@@ -309,6 +326,12 @@ func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 		if fault != nil {
 			failed = fault.Error()
 		}
+	}
+}
+
+func (k *Keeper) contact(ctx context.Context, at time.Time) {
+	if err := k.cfg.Store.PutContact(at); err != nil {
+		klog.FromContext(ctx).Error(err, "That the API answers cannot be noted on disk, will retry", "in", contactEvery)
 	}
 }
 

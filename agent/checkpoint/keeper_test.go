@@ -74,7 +74,7 @@ func runKeeper(t *testing.T, dir string, a *fakeAgent) (k *Keeper, stop func()) 
 	t.Helper()
 	s := open(t, dir, key)
 	if _, c, _ := s.Load(); c == nil { // without it nothing starts
-		must(t, s.PutCluster(&Cluster{Node: a.Node()}))
+		must(t, errors.Join(s.PutCluster(&Cluster{Node: a.Node()}), s.PutContact(time.Now())))
 	}
 	k = NewKeeper(t.Context(), Config{Store: s, Gate: NewGate("n1"), NodeName: "n1", After: 30 * time.Second})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -381,3 +381,52 @@ type nodeAgent struct {
 }
 
 func (a *nodeAgent) Node() *v1.Node { return a.node }
+
+// TestKeeperMaxAge: a node that has had no API for too long, or for a time that is not known, starts
+// nothing; a clock that was put back does not count. The time is noted while there is an API.
+func TestKeeperMaxAge(t *testing.T) {
+	for what, c := range map[string]struct {
+		last  time.Duration // since the API was there; 0: it is not on record
+		limit time.Duration
+		want  int
+	}{
+		"lately":            {time.Hour, 24 * time.Hour, 1},
+		"too long ago":      {25 * time.Hour, 24 * time.Hour, 0},
+		"no limit":          {25 * time.Hour, 0, 1},
+		"it is not known":   {0, 24 * time.Hour, 0},
+		"the clock is 1970": {-24 * time.Hour, 24 * time.Hour, 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, s := newFakeAgent(), open(t, t.TempDir(), key)
+				must(t, errors.Join(s.PutPod(withSecret(t, "a")), s.PutCluster(&Cluster{Node: a.Node()})))
+				if c.last != 0 {
+					must(t, s.PutContact(time.Now().Add(-c.last)))
+				}
+				k := NewKeeper(t.Context(), Config{Store: s, Gate: NewGate("n1"), NodeName: "n1", After: 30 * time.Second, MaxAge: c.limit})
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer cancel()
+				wg.Go(func() { _ = k.Run(ctx, a) })
+				time.Sleep(time.Minute)
+				a.change(func() {
+					if a.isolated != c.want {
+						t.Errorf("isolated %d times", a.isolated)
+					}
+				})
+				close(a.listed)
+				time.Sleep(time.Hour)
+				if at, err := s.Contact(); err != nil || time.Since(at) != time.Hour {
+					t.Errorf("had an API at %s, %v", at, err)
+				}
+				noted := time.Now()
+				k.Gate().note(&http.Response{StatusCode: http.StatusOK}, nil)
+				time.Sleep(2 * contactEvery)
+				if at, err := s.Contact(); err != nil || !at.Equal(noted) {
+					t.Errorf("had an API at %s, %v", at, err)
+				}
+			})
+		})
+	}
+}

@@ -70,6 +70,7 @@ const (
 	podsDir         = "pods"
 	clusterFile     = "cluster"
 	unconfirmedFile = "unconfirmed.json"
+	contactFile     = "contact"
 )
 
 func podFile(uid types.UID) string { return filepath.Join(podsDir, string(uid)) }
@@ -205,6 +206,23 @@ func (s *Store) load(name string, record any) error {
 	s.hashes[name] = sha256.Sum256(b)
 	s.mu.Unlock()
 	return json.NewDecoder(bytes.NewReader(b)).Decode(record)
+}
+
+// contact is when the node last had an API.
+type contact struct {
+	At time.Time `json:"at"`
+}
+
+// PutContact notes that the node had an API at a time.
+func (s *Store) PutContact(at time.Time) error { return s.put(contactFile, contact{at.UTC()}) }
+
+// Contact is when the node last had an API, as noted. It is an error if that is not known.
+func (s *Store) Contact() (time.Time, error) {
+	var c contact
+	if err := s.load(contactFile, &c); err != nil {
+		return time.Time{}, fmt.Errorf("checkpoint %s: %w", contactFile, err)
+	}
+	return c.At, nil
 }
 
 // Unconfirmed are pods that were started without the API, which has not been asked

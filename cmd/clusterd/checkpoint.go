@@ -54,7 +54,7 @@ func newCheckpoint(ctx context.Context, cfg Config, clients *nodeClients) (*chec
 	clients.agent.Wrap(gate.Wrap)
 	clients.network.Wrap(gate.WrapOther)
 	clients.heartbeat.Wrap(gate.WrapHeartbeat)
-	return checkpoint.NewKeeper(ctx, checkpoint.Config{Store: store, Gate: gate, NodeName: cfg.Name, After: cfg.StartWithoutAPIAfter.Duration}), nil
+	return checkpoint.NewKeeper(ctx, checkpoint.Config{Store: store, Gate: gate, NodeName: cfg.Name, After: cfg.StartWithoutAPIAfter.Duration, MaxAge: cfg.StartWithoutAPIMaxAge.Duration}), nil
 }
 
 // followCluster keeps what the node's network follows of the cluster.
