@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/clusterd/clusterd/agent/checkpoint"
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/dns"
+	"github.com/clusterd/clusterd/agent/object"
 	"github.com/clusterd/clusterd/agent/static"
 )
 
@@ -125,7 +127,7 @@ func (c *coldBoot) Record(uid types.UID) (*checkpoint.Pod, bool) {
 	if !checkpoint.Keeps(&p) || p.Status.StartTime == nil {
 		return nil, true
 	}
-	objects, complete := c.a.objects.Held(uid)
+	objects, absent, complete := c.a.objects.Held(uid)
 	if !complete {
 		return nil, false
 	}
@@ -141,6 +143,12 @@ func (c *coldBoot) Record(uid types.UID) (*checkpoint.Pod, bool) {
 	slices.SortFunc(rec.Objects, func(a, b checkpoint.Object) int {
 		return strings.Compare(a.Kind+string(a.Object), b.Kind+string(b.Object))
 	})
+	for _, r := range absent {
+		rec.Absent = append(rec.Absent, absence(r))
+	}
+	slices.SortFunc(rec.Absent, func(a, b checkpoint.Absent) int {
+		return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Name, b.Name), strings.Compare(a.Signer, b.Signer))
+	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range p.Spec.Volumes {
@@ -149,4 +157,16 @@ func (c *coldBoot) Record(uid types.UID) (*checkpoint.Pod, bool) {
 		}
 	}
 	return rec, true
+}
+
+func absence(r object.Ref) checkpoint.Absent {
+	switch r.Resource {
+	case object.ConfigMaps:
+		return checkpoint.Absent{Kind: "ConfigMap", Namespace: r.Namespace, Name: r.Name}
+	case object.Secrets:
+		return checkpoint.Absent{Kind: "Secret", Namespace: r.Namespace, Name: r.Name}
+	case object.TrustBundles:
+		return checkpoint.Absent{Kind: "ClusterTrustBundle", Name: r.Name}
+	}
+	return checkpoint.Absent{Kind: "ClusterTrustBundle", Signer: r.Name}
 }

@@ -138,7 +138,11 @@ type list struct {
 	kind  string
 	all   bool // no other object of the kind was known to the node
 	items []item
+	// absent are those that were not there, by absence
+	absent sets.Set[string]
 }
+
+func absence(namespace, name, signer string) string { return namespace + "/" + name + "/" + signer }
 
 type item struct {
 	namespace, name, signer string
@@ -165,7 +169,7 @@ func newContent(pods []*Pod, cluster *Cluster) (*content, error) {
 		key := gvr.Group + "/" + gvr.Version + "/" + gvr.Resource
 		l := c.lists[key]
 		if l == nil {
-			l = &list{kind: kind}
+			l = &list{kind: kind, absent: sets.New[string]()}
 			c.lists[key] = l
 		}
 		l.all = l.all || all
@@ -195,6 +199,13 @@ func newContent(pods []*Pod, cluster *Cluster) (*content, error) {
 			if err := add(o.Kind, o.Object, false); err != nil {
 				return nil, err
 			}
+		}
+		for _, a := range p.Absent {
+			if err := add(a.Kind, nil, false); err != nil {
+				return nil, err
+			}
+			gvr := kinds[a.Kind]
+			c.lists[gvr.Group+"/"+gvr.Version+"/"+gvr.Resource].absent.Insert(absence(a.Namespace, a.Name, a.Signer))
 		}
 		for _, claim := range p.Claims {
 			pvc, err := Encode(claim.Claim)
@@ -248,6 +259,9 @@ func (c *content) find(info *request.RequestInfo, req *http.Request) (*list, []i
 		if (namespace == "" || i.namespace == namespace) && (name == "" || i.name == name) && (signer == "" || i.signer == signer) {
 			found = append(found, i)
 		}
+	}
+	if len(found) == 0 && (name != "" || signer != "") && l.absent.Has(absence(namespace, name, signer)) {
+		return l, nil, true
 	}
 	if len(found) == 0 && (!l.all || name != "") {
 		return nil, nil, false

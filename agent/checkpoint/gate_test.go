@@ -318,3 +318,34 @@ func TestGateGivesUpSilentWatches(t *testing.T) {
 		}
 	})
 }
+
+// TestGateKnowsWhatIsAbsent: what a pod names and the API did not have is answered for as it was, as
+// the pod tolerates that; of other names nothing is said.
+func TestGateKnowsWhatIsAbsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate("n1")
+		client := clientOf(t, g, &server{})
+		p := &Pod{Pod: runs("a"), Absent: []Absent{{Kind: "ConfigMap", Namespace: "default", Name: "optional"}, {Kind: "Secret", Namespace: "default", Name: "pull"}, {Kind: "ClusterTrustBundle", Signer: "example.com/s"}}}
+		if ok, err := g.Isolate([]*Pod{p}, nil); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		ctx, core := t.Context(), client.CoreV1()
+		if _, err := core.ConfigMaps("default").Get(ctx, "optional", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+		if list, err := core.Secrets("default").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=pull"}); err != nil || len(list.Items) != 0 {
+			t.Error(list, err)
+		}
+		if list, err := client.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{FieldSelector: "spec.signerName=example.com/s"}); err != nil || len(list.Items) != 0 {
+			t.Error(list, err)
+		}
+		for _, ask := range []func() error{
+			func() error { _, err := core.ConfigMaps("default").Get(ctx, "other", metav1.GetOptions{}); return err },
+			func() error { _, err := core.ConfigMaps("other").Get(ctx, "optional", metav1.GetOptions{}); return err },
+		} {
+			if err := ask(); err == nil || apierrors.IsNotFound(err) {
+				t.Errorf("made up: %v", err)
+			}
+		}
+	})
+}

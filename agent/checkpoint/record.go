@@ -23,9 +23,19 @@ type Pod struct {
 	Pod *v1.Pod `json:"pod"` // with the status as the node last built it
 	// Objects are the ConfigMaps, Secrets and ClusterTrustBundles that it names.
 	Objects []Object `json:"objects,omitempty"`
+	// Absent are those that it names and the API does not have, as they are optional.
+	Absent []Absent `json:"absent,omitempty"`
 	// Claims are those of its volumes, with the volumes that they are bound to.
 	Claims []Claim `json:"claims,omitempty"`
 	Tokens []Token `json:"tokens,omitempty"`
+}
+
+// Absent is what the API does not have: the object of a name, or any of a signer.
+type Absent struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Signer    string `json:"signer,omitempty"`
 }
 
 // Claim is a claim and its volume.

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -209,16 +212,26 @@ func (t *gated) fromRecords(req *http.Request, info *request.RequestInfo) *http.
 	if info.APIGroup != "" {
 		gv = info.APIGroup + "/" + gv
 	}
+	code := http.StatusOK
 	answer := func(body io.ReadCloser) *http.Response {
 		return &http.Response{
-			Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+			Status: fmt.Sprintf("%d %s", code, http.StatusText(code)), StatusCode: code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 			Header: http.Header{"Content-Type": {"application/json"}}, Body: body, ContentLength: -1, Request: req,
 		}
 	}
 	meta := map[string]any{"resourceVersion": replayedVersion}
 	switch info.Verb {
 	case "get":
-		return answer(io.NopCloser(bytes.NewReader(found[0].raw)))
+		if len(found) > 0 {
+			return answer(io.NopCloser(bytes.NewReader(found[0].raw)))
+		}
+		status := apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Name).Status()
+		status.APIVersion, status.Kind, code = "v1", "Status", http.StatusNotFound
+		b, err := json.Marshal(status)
+		if err != nil {
+			return nil
+		}
+		return answer(io.NopCloser(bytes.NewReader(b)))
 	case "list":
 		items := make([]json.RawMessage, 0, len(found))
 		for _, i := range found {

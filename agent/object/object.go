@@ -243,26 +243,30 @@ func (c *Cache) TrustBundlesOf(ctx context.Context, signer string) ([]*certifica
 	return out, nil
 }
 
-// Held are the objects that the pod holds and the API has; complete is false while it
-// has not answered for one of them. It does not wait.
-func (c *Cache) Held(pod types.UID) (objects []runtime.Object, complete bool) {
+// Held are the objects that the pod holds and the API has, and what it holds and the API
+// does not have; complete is false while it has not answered for one of them. It does not wait.
+func (c *Cache) Held(pod types.UID) (objects []runtime.Object, absent []Ref, complete bool) {
 	c.mu.Lock()
-	var informers []cache.SharedIndexInformer
+	informers := map[Ref]cache.SharedIndexInformer{}
 	for r := range c.pods[pod] {
-		informers = append(informers, c.entries[r].informer)
+		informers[r] = c.entries[r].informer
 	}
 	c.mu.Unlock()
 	complete = true
-	for _, i := range informers {
+	for r, i := range informers {
 		if !i.HasSynced() {
 			complete = false
 			continue
 		}
-		for _, o := range i.GetStore().List() {
+		list := i.GetStore().List()
+		for _, o := range list {
 			objects = append(objects, o.(runtime.Object))
 		}
+		if len(list) == 0 {
+			absent = append(absent, r)
+		}
 	}
-	return objects, complete
+	return objects, absent, complete
 }
 
 // firstAnswer bounds the wait for an object whose list is refused or stuck.
