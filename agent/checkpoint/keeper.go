@@ -94,15 +94,21 @@ func (k *Keeper) Follow(kind string, informer cache.SharedIndexInformer, optiona
 	if _, ok := kinds[kind]; !ok {
 		return fmt.Errorf("checkpoint: kind %q is not known", kind)
 	}
-	changed := func() {
+	changed := func(urgent bool) {
 		k.mu.Lock()
 		k.changed = true
-		k.urgent = k.urgent || kind == "NetworkPolicy"
+		k.urgent = k.urgent || urgent
 		k.mu.Unlock()
 		k.wake()
 	}
+	policy := kind == "NetworkPolicy"
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { changed() }, DeleteFunc: func(any) { changed() }, UpdateFunc: func(_, _ any) { changed() },
+		AddFunc: func(any) { changed(policy) }, DeleteFunc: func(any) { changed(policy) },
+		UpdateFunc: func(a, b any) {
+			x, okA := a.(metav1.Object)
+			y, okB := b.(metav1.Object)
+			changed(policy && !(okA && okB && x.GetGeneration() == y.GetGeneration() && x.GetGeneration() > 0))
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
@@ -240,7 +246,8 @@ const (
 	batch        = time.Second      // changes are gathered for
 	readAgain    = 5 * time.Second  // when something had not been read yet
 	writeAgain   = 30 * time.Second // when the disk refused
-	clusterEvery = time.Minute      // the cluster's record is written at most; policies at once
+	clusterEvery = time.Minute      // the cluster's record is written at most
+	urgentEvery  = 10 * time.Second // the same, when a policy has changed
 	contactEvery = 10 * time.Minute // it is noted that the node has an API
 	roundSize    = 8                // records are written until the next look at what is to be removed
 )
@@ -294,7 +301,11 @@ func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 			}
 		}
 		k.mu.Lock()
-		due := pending == nil && k.changed && (k.urgent || time.Since(clusterAt) >= clusterEvery)
+		every := clusterEvery
+		if k.urgent {
+			every = urgentEvery
+		}
+		due := pending == nil && k.changed && time.Since(clusterAt) >= every
 		if due {
 			k.changed, k.urgent = false, false
 		}
@@ -309,12 +320,12 @@ func (k *Keeper) keep(ctx context.Context, agent Agent, started []*v1.Pod) {
 				k.mu.Lock()
 				k.changed = true
 				k.mu.Unlock()
-				clusterAt = clusterAt.Add(readAgain - clusterEvery)
+				every, clusterAt = clusterEvery, clusterAt.Add(readAgain-clusterEvery)
 				left = true
 			}
 		}
 		if left {
-			sooner(max(time.Until(clusterAt.Add(clusterEvery)), batch))
+			sooner(max(time.Until(clusterAt.Add(every)), batch))
 		}
 		if again = nil; wait > 0 {
 			again = time.After(wait)
@@ -437,7 +448,7 @@ func (k *Keeper) keepCluster(agent Agent) (complete bool, err error) {
 		})
 		list := make([]json.RawMessage, 0, len(objects))
 		for _, o := range objects {
-			e, err := Encode(bare(o.(runtime.Object)))
+			e, err := encode(bare(o.(runtime.Object)))
 			if err != nil {
 				return true, err
 			}
@@ -448,22 +459,20 @@ func (k *Keeper) keepCluster(agent Agent) (complete bool, err error) {
 	return true, k.cfg.Store.PutCluster(c)
 }
 
-// bare is an object without what changes all the time and matters to nobody here.
+// bare is a copy of an object without what changes all the time and matters to nobody here, so that
+// its record is not written for that. It is of no version of the API's: what is written of it
+// conflicts with what others have written since. Without a version it would overwrite that.
 func bare(obj runtime.Object) runtime.Object {
-	switch o := obj.(type) {
-	case *v1.Node:
-		o = o.DeepCopy()
-		// Of no object of the API: what is written of it conflicts with what others have
-		// written since. Without a version it would overwrite that.
-		o.ResourceVersion, o.ManagedFields = replayedVersion, nil
+	obj = obj.DeepCopyObject()
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetResourceVersion(replayedVersion)
+		o.SetGeneration(0)
+		o.SetManagedFields(nil)
+	}
+	if o, ok := obj.(*v1.Node); ok {
 		for i := range o.Status.Conditions {
 			o.Status.Conditions[i].LastHeartbeatTime = metav1.Time{}
 		}
-		return o
-	case *v1.Pod:
-		out := *o
-		out.ResourceVersion = ""
-		return &out
 	}
 	return obj
 }

@@ -1,10 +1,14 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -429,4 +433,61 @@ func TestKeeperMaxAge(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestKeeperWritesTheClusterSeldom: the cluster's record is written for what it says, not for versions
+// and annotations of policies, and for policies that change all the time not all the time.
+func TestKeeperWritesTheClusterSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, a := t.TempDir(), newFakeAgent()
+		close(a.listed)
+		k := NewKeeper(t.Context(), Config{Store: open(t, dir, key), Gate: NewGate("n1"), NodeName: "n1", After: time.Minute})
+		policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", Generation: 1, ResourceVersion: "1"}}
+		api := fake.NewClientset(policy)
+		policies := informers.NewSharedInformerFactory(api, 0).Networking().V1().NetworkPolicies().Informer()
+		must(t, k.Follow("NetworkPolicy", policies, false))
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		wg.Go(func() { policies.RunWithContext(ctx) })
+		wg.Go(func() { _ = k.Run(ctx, a) })
+		var last []byte
+		// writes counts those of two minutes in which something changes each second
+		writes := func(change func(i int)) (n int) {
+			for i := range 120 {
+				change(i)
+				_, err := api.NetworkingV1().NetworkPolicies("default").Update(ctx, policy, metav1.UpdateOptions{})
+				must(t, err)
+				time.Sleep(time.Second)
+				b, err := os.ReadFile(filepath.Join(dir, clusterFile))
+				if err == nil && !bytes.Equal(b, last) { // the nonce is another each time
+					n++
+				}
+				last = b
+			}
+			return n
+		}
+		time.Sleep(2 * time.Minute)
+		last, _ = os.ReadFile(filepath.Join(dir, clusterFile))
+		if len(last) == 0 {
+			t.Fatal("no record")
+		}
+		if n := writes(func(i int) { policy.ResourceVersion = fmt.Sprint(100 + i) }); n > 0 {
+			t.Errorf("%d writes for new versions alone", n)
+		}
+		if n := writes(func(i int) {
+			policy.ResourceVersion, policy.Annotations = fmt.Sprint(300+i), map[string]string{"i": fmt.Sprint(i)}
+		}); n > 3 {
+			t.Errorf("%d writes for annotations", n)
+		}
+		time.Sleep(time.Minute)
+		n := writes(func(i int) {
+			policy.ResourceVersion, policy.Generation = fmt.Sprint(500+i), int64(2+i)
+			policy.Spec.PodSelector.MatchLabels = map[string]string{"i": fmt.Sprint(i)}
+		})
+		if n < 6 || n > 13 {
+			t.Errorf("%d writes in two minutes for a policy that changes each second", n)
+		}
+	})
 }

@@ -115,11 +115,15 @@ func kindOf(obj any) string {
 
 // Encode makes the record of an object, which is not changed.
 func Encode(obj runtime.Object) (Object, error) {
+	return encode(obj.DeepCopyObject())
+}
+
+// encode is Encode of an object of the caller's own, whose kind it sets.
+func encode(obj runtime.Object) (Object, error) {
 	kind := kindOf(obj)
 	if kind == "" {
 		return Object{}, fmt.Errorf("objects of type %T are not kept", obj)
 	}
-	obj = obj.DeepCopyObject()
 	obj.GetObjectKind().SetGroupVersionKind(kinds[kind].GroupVersion().WithKind(kind))
 	raw, err := json.Marshal(obj)
 	if err != nil {

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
@@ -9,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -29,7 +31,7 @@ const version = 1
 // maxRecord bounds the record of one pod, and that of the cluster.
 const maxRecord = 32 << 20
 
-// file is a record on disk: AES-256-GCM over its JSON. The file's name is part of
+// file is a record on disk: AES-256-GCM over its JSON, compressed by gzip. The file's name is part of
 // what is authenticated, so that no record passes for another.
 type file struct {
 	Version int    `json:"version"`
@@ -97,7 +99,13 @@ func (s *Store) put(name string, record any) error {
 	}
 	f := file{Version: version, Nonce: make([]byte, s.aead.NonceSize())}
 	rand.Read(f.Nonce)
-	f.Sealed = s.aead.Seal(nil, f.Nonce, b, []byte(name))
+	var small bytes.Buffer
+	pack := gzip.NewWriter(&small)
+	_, err = pack.Write(b)
+	if err = errors.Join(err, pack.Close()); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", name, err)
+	}
+	f.Sealed = s.aead.Seal(nil, f.Nonce, small.Bytes(), []byte(name))
 	if b, err = json.Marshal(f); err != nil {
 		return fmt.Errorf("checkpoint %s: %w", name, err)
 	}
@@ -201,6 +209,16 @@ func (s *Store) load(name string, record any) error {
 	}
 	if b, err = s.aead.Open(nil, f.Nonce, f.Sealed, []byte(name)); err != nil {
 		return fmt.Errorf("it is damaged, or of another node key: %w", err)
+	}
+	pack, err := gzip.NewReader(bytes.NewReader(b))
+	if err == nil {
+		b, err = io.ReadAll(io.LimitReader(pack, maxRecord+1))
+	}
+	if err == nil && len(b) > maxRecord {
+		err = fmt.Errorf("more than %d bytes", maxRecord)
+	}
+	if err != nil {
+		return fmt.Errorf("it is damaged: %w", err)
 	}
 	s.mu.Lock()
 	s.hashes[name] = sha256.Sum256(b)
