@@ -32,6 +32,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/cpuset"
 
+	"github.com/clusterd/clusterd/agent/checkpoint"
 	"github.com/clusterd/clusterd/agent/claim"
 	"github.com/clusterd/clusterd/agent/csi"
 	"github.com/clusterd/clusterd/agent/dns"
@@ -215,6 +216,9 @@ type Config struct {
 	// Membership is given up when the machine is shut down for good, within Shutdown;
 	// nil: the machine stays a member of its cluster.
 	Membership Membership
+	// Checkpoint keeps what the node's pods need to start without the API; nil: they wait
+	// for it.
+	Checkpoint *checkpoint.Keeper
 	// OnEvent is called with every event, beside the API. It must not block.
 	// Optional.
 	OnEvent func(*v1.Event)
@@ -246,6 +250,7 @@ type Agent struct {
 	devices      *devices               // nil: there is no API
 	certificates *podcertificate.Keeper // of pods; nil: there is no API
 	tokens       *tokens                // of pods' service accounts
+	coldBoot     *coldBoot              // nil: pods wait for the API
 	handler      http.Handler
 	podServer    *podresources.Server
 }
@@ -343,11 +348,19 @@ func New(cfg Config) (*Agent, error) {
 	a.node = node.New(nodeConfig)
 	prober := &probe.Prober{Version: cfg.Version, Metrics: probe.NewMetrics()}
 	a.tokens = newTokens(cfg.Client, func(uid types.UID) { a.pods.VolumesChanged(uid) })
+	changed := func(uid types.UID) {}
+	found := func(*v1.Pod, *v1.PersistentVolumeClaim, *v1.PersistentVolume) {}
+	var unconfirmed chan []*v1.Pod // stays nil without records
+	var ended func(types.UID) error
+	if cfg.Checkpoint != nil {
+		a.coldBoot = newColdBoot(a, cfg.Checkpoint)
+		changed, found, unconfirmed, ended = cfg.Checkpoint.PodChanged, a.coldBoot.found, a.coldBoot.unconfirmed, cfg.Checkpoint.Ended
+	}
 	volumes := volume.Config{Dir: podDir, Mounter: cfg.Mounter, Tokens: a.tokens, Allocatable: a.allocatable, ImagePath: cfg.Images.VolumePath, Memory: a.memoryFor}
-	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref) })
+	a.objects = object.New(cfg.Client, func(uid objectUID, ref object.Ref) { a.pods.ObjectChanged(uid, ref); changed(uid) })
 	volumes.Objects, volumes.TrustBundles = a.objects, a.objects
 	if cfg.Client != nil {
-		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object})
+		a.claims = claim.New(claim.Config{Client: cfg.Client, NodeName: cfg.NodeName, Dir: a.claimDir(), Recorder: a.recorder, Node: a.node.Object, Found: found})
 		a.plugins = plugin.New(cfg.DriverDir)
 		a.drivers = csi.New(csi.Config{
 			Client: cfg.Client, NodeName: cfg.NodeName, Node: a.node, Root: cfg.DriverDir, Plugins: a.plugins, Tokens: a.tokens, Recorder: a.recorder, Mounted: volume.Kernel{}.Mounted,
@@ -379,7 +392,8 @@ func New(cfg Config) (*Agent, error) {
 		readNode = a.node.Read
 	}
 	a.pods = pod.NewManager(pod.Config{
-		Devices:  podDevices,
+		Devices: podDevices,
+		Changed: changed, Unconfirmed: unconfirmed, Ended: ended,
 		Static:   statics,
 		Services: a.serviceLister(),
 		NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: a.node.Object, ReadNode: readNode, Client: cfg.Client,
@@ -399,6 +413,9 @@ func New(cfg Config) (*Agent, error) {
 		a.down = shutdown.New(settings)
 	}
 	if a.dns, err = a.newDNS(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	if err := a.coldBoot.follow(a.dns); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	cfg.Network.OnReady(func() { a.node.Poke(); a.pods.PokeAll() })
@@ -482,6 +499,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	if a.watches != nil {
 		part(ctx, "watches", a.watches.Run)
+	}
+	if a.coldBoot != nil {
+		part(ctx, "checkpoint", a.coldBoot.run)
 	}
 	if a.dns != nil {
 		part(ctx, "dns", a.dns.Run)
@@ -579,15 +599,3 @@ func (a *Agent) statics(recorder record.EventRecorder) (pod.StaticSource, error)
 }
 
 func (a *Agent) allocatable() v1.ResourceList { return a.node.Object().Status.Allocatable }
-
-// configz is what /configz shows: the settings, no secrets and no clients.
-func (a *Agent) configz() any {
-	c := a.cfg
-	return map[string]any{"agent": map[string]any{
-		"nodeName": c.NodeName, "nodeIPs": c.NodeIPs, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
-		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "podLogLinks": c.PodLogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
-		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
-		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
-		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
-	}}
-}

@@ -82,3 +82,15 @@ func (a *Agent) localUse(ctx context.Context, dirs ...string) (int64, error) {
 	d, err := stats.DiskUse(ctx, dirs...)
 	return d.Bytes, err
 }
+
+// configz is what /configz shows: the settings, no secrets and no clients.
+func (a *Agent) configz() any {
+	c := a.cfg
+	return map[string]any{"agent": map[string]any{
+		"nodeName": c.NodeName, "nodeIPs": c.NodeIPs, "dataDir": c.DataDir, "cgroupRoot": c.CgroupRoot, "version": c.Version,
+		"maxPods": c.MaxPods, "driverDir": c.DriverDir, "podLogDir": c.PodLogDir, "logLinks": c.LogLinks, "podLogLinks": c.PodLogLinks, "resolvConf": c.ResolvConf, "clusterDNS": c.ClusterDNS,
+		"clusterDomain": c.ClusterDomain, "pidsLimit": c.PidsLimit, "parallel": c.Parallel,
+		"staticDir": c.StaticDir, "staticURL": c.StaticURL,
+		"eviction": c.Eviction, "imageGC": c.ImageGC, "imageVerification": c.ImageVerification, "reserved": c.Reserved, "staticCPUs": c.CPUs != nil,
+	}}
+}

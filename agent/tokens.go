@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/clusterd/clusterd/agent/checkpoint"
 	"github.com/clusterd/clusterd/slack"
 )
 
@@ -31,6 +33,8 @@ type tokens struct {
 	readKeys func(context.Context) ([]byte, error)
 	// changed has a pod's volumes rendered again.
 	changed func(pod types.UID)
+	// given is called when a pod has got another token; nil: nobody asks. It does not block.
+	given func(pod types.UID)
 
 	mu   sync.Mutex // guards held
 	held map[tokenKey]heldToken
@@ -47,6 +51,9 @@ type heldToken struct {
 	key     string // id of the key that signed it
 	renewAt time.Time
 	ends    time.Time
+	// recalled: it is of a record. It stays after its end, as the API that gives another
+	// may not answer.
+	recalled bool
 }
 
 func newTokens(client kubernetes.Interface, changed func(pod types.UID)) *tokens {
@@ -65,7 +72,7 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	now := time.Now()
 	t.mu.Lock()
 	for k, h := range t.held {
-		if now.After(h.ends) {
+		if now.After(h.ends) && !h.recalled {
 			delete(t.held, k) // of pods long gone
 		}
 	}
@@ -87,8 +94,8 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	}
 	got, err := t.client.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, account, req, metav1.CreateOptions{})
 	if err != nil {
-		if ok && now.Before(have.ends) {
-			return have.token, nil // still good for a while
+		if ok && (now.Before(have.ends) || have.recalled) {
+			return have.token, nil // still good for a while, or the last one that there was
 		}
 		if !t.issued() {
 			return "", fmt.Errorf("token of service account %s/%s: this cluster issues no tokens of service accounts: %w", pod.Namespace, account, err)
@@ -104,8 +111,61 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, audience string, second
 	if t.held == nil {
 		t.held = map[tokenKey]heldToken{}
 	}
-	t.held[key] = heldToken{got.Status.Token, signingKey(got.Status.Token), now.Add(ends.Sub(now) * 4 / 5), ends}
+	t.held[key] = heldToken{token: got.Status.Token, key: signingKey(got.Status.Token), renewAt: now.Add(ends.Sub(now) * 4 / 5), ends: ends}
+	if t.given != nil {
+		t.given(pod.UID)
+	}
 	return got.Status.Token, nil
+}
+
+// of are the tokens that the pod has, for its record.
+func (t *tokens) of(pod types.UID) (out []checkpoint.Token) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, h := range t.held {
+		if k.pod == pod {
+			out = append(out, checkpoint.Token{Audience: k.audience, Seconds: k.seconds, Token: h.token, RenewAt: h.renewAt.UTC(), Ends: h.ends.UTC()})
+		}
+	}
+	slices.SortFunc(out, func(a, b checkpoint.Token) int {
+		return cmp.Or(cmp.Compare(a.Audience, b.Audience), cmp.Compare(a.Seconds, b.Seconds))
+	})
+	return out
+}
+
+// recall takes the tokens of a pod's record.
+func (t *tokens) recall(pod types.UID, list []checkpoint.Token) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range list {
+		if t.held == nil {
+			t.held = map[tokenKey]heldToken{}
+		}
+		t.held[tokenKey{pod, k.Audience, k.Seconds}] = heldToken{token: k.Token, key: signingKey(k.Token), renewAt: k.RenewAt, ends: k.Ends, recalled: true}
+	}
+}
+
+// forget drops the tokens of a pod that has no record any more: the others end by time.
+func (t *tokens) forget(pod types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.held, func(k tokenKey, h heldToken) bool { return k.pod == pod && h.recalled })
+}
+
+// renewEnded has the pods whose tokens have ended, or are about to, get others.
+func (t *tokens) renewEnded() {
+	now := time.Now()
+	pods := map[types.UID]bool{}
+	t.mu.Lock()
+	for k, h := range t.held {
+		if h.recalled && now.After(h.renewAt) {
+			pods[k.pod] = true
+		}
+	}
+	t.mu.Unlock()
+	for pod := range pods {
+		t.changed(pod)
+	}
 }
 
 // issued reports whether the API issues tokens at all, as far as can be known:

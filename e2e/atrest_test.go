@@ -300,9 +300,12 @@ func (e *env) takenUp(file string) {
 // searchFiles looks into every file below a directory that lies on a disk for the hidden
 // texts, as they are and in the three forms that base64 gives them, and counts those with
 // the plain one.
-func searchFiles(t *testing.T, folder string) (plain int) {
+func searchFiles(t *testing.T, folder string, more ...string) (plain int) {
 	t.Helper()
 	needles := map[string]string{}
+	for _, text := range more {
+		needles[text] = "what was given"
+	}
 	for what, text := range hidden {
 		needles[text] = what
 		for shift := range 3 {

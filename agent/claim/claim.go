@@ -35,7 +35,7 @@ import (
 	"github.com/clusterd/clusterd/durable"
 )
 
-// Config of a Keeper. All fields are required.
+// Config of a Keeper. All fields are required but Found.
 type Config struct {
 	Client   kubernetes.Interface
 	NodeName string
@@ -44,6 +44,8 @@ type Config struct {
 	Recorder record.EventRecorder
 	// Node is the Node object as last known.
 	Node func() *v1.Node
+	// Found is called with each claim whose volume may be mounted for the pod. Optional.
+	Found func(pod *v1.Pod, claim *v1.PersistentVolumeClaim, v *v1.PersistentVolume)
 }
 
 // Keeper finds volumes and keeps directories. Its methods may be called
@@ -95,7 +97,16 @@ func (k *Keeper) Volume(ctx context.Context, pod *v1.Pod, name string) (*v1.Pers
 		return nil, fmt.Errorf("persistentvolume %q cannot be reached from node %q: its node affinity says so", v.Name, k.cfg.NodeName)
 	}
 	if v.Labels[names.LocalPathNode] != "" {
-		return v, k.make(ctx, v)
+		if err := k.make(ctx, v); err != nil {
+			return nil, err
+		}
+		if v.Annotations[names.LocalPathMade] == "" { // it is written by now
+			v = v.DeepCopy()
+			metav1.SetMetaDataAnnotation(&v.ObjectMeta, names.LocalPathMade, time.Now().UTC().Format(time.RFC3339))
+		}
+	}
+	if k.cfg.Found != nil {
+		k.cfg.Found(pod, claim, v)
 	}
 	return v, nil
 }

@@ -89,7 +89,7 @@ func trim(obj any) (any, error) {
 			e.TargetRef, e.NodeName, e.Zone, e.Hints, e.DeprecatedTopology = nil, nil, nil, nil, nil
 		}
 	case *v1.Namespace:
-		o.ManagedFields, o.Annotations, o.Labels = nil, nil, nil
+		o.ManagedFields, o.Annotations = nil, nil // policies read the labels in the node's record of the cluster
 	}
 	return obj, nil
 }

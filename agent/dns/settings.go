@@ -77,6 +77,15 @@ func (s *settings) run(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.informer.RunWithContext(ctx) })
 }
 
+// Informers are the watches of the Server's own, by kind.
+func (s *Server) Informers() map[string]cache.SharedIndexInformer {
+	own := map[string]cache.SharedIndexInformer{"Namespace": s.catalog.informers[0]}
+	if s.settings.informer != nil {
+		own["ConfigMap"] = s.settings.informer
+	}
+	return own
+}
+
 func (s *settings) poke() {
 	select {
 	case s.changed <- struct{}{}:

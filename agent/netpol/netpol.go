@@ -160,6 +160,16 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
+// Informers are the watches by kind. Those of pods and namespaces run from the first
+// policy on.
+func (m *Manager) Informers() map[string]cache.SharedIndexInformer {
+	return map[string]cache.SharedIndexInformer{
+		"NetworkPolicy": m.rules.Networking().V1().NetworkPolicies().Informer(),
+		"Pod":           m.subjects.Core().V1().Pods().Informer(),
+		"Namespace":     m.subjects.Core().V1().Namespaces().Informer(),
+	}
+}
+
 // trim drops what no policy looks at: every node knows every pod.
 func trim(obj any) (any, error) {
 	switch o := obj.(type) {

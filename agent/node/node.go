@@ -145,6 +145,14 @@ func New(cfg Config) *Node {
 // Object is the node's object as last known. It is never nil, and read-only.
 func (n *Node) Object() *v1.Node { return n.latest.Load() }
 
+// Recall takes the object from a record, until the API has answered: the labels and
+// amounts that pods go by.
+func (n *Node) Recall(node *v1.Node) {
+	if n.Object().UID == "" {
+		n.take(node)
+	}
+}
+
 // Poke asks for a look at the status now.
 func (n *Node) Poke() {
 	select {

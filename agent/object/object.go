@@ -243,6 +243,32 @@ func (c *Cache) TrustBundlesOf(ctx context.Context, signer string) ([]*certifica
 	return out, nil
 }
 
+// Held are the objects that the pod holds and the API has, and what it holds and the API
+// does not have; complete is false while it has not answered for one of them. It does not wait.
+func (c *Cache) Held(pod types.UID) (objects []runtime.Object, absent []Ref, complete bool) {
+	c.mu.Lock()
+	informers := map[Ref]cache.SharedIndexInformer{}
+	for r := range c.pods[pod] {
+		informers[r] = c.entries[r].informer
+	}
+	c.mu.Unlock()
+	complete = true
+	for r, i := range informers {
+		if !i.HasSynced() {
+			complete = false
+			continue
+		}
+		list := i.GetStore().List()
+		for _, o := range list {
+			objects = append(objects, o.(runtime.Object))
+		}
+		if len(list) == 0 {
+			absent = append(absent, r)
+		}
+	}
+	return objects, absent, complete
+}
+
 // firstAnswer bounds the wait for an object whose list is refused or stuck.
 const firstAnswer = 10 * time.Second
 

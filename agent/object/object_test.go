@@ -208,3 +208,23 @@ func TestRefsOf(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// TestHeld: what a pod holds, and what it holds and the API does not have, is known once the API
+// has answered for all of it.
+func TestHeld(t *testing.T) {
+	c, _, _ := newCache(t, configMap("a", "1"))
+	none := Ref{Secrets, ns, "optional"}
+	c.Acquire("p", []Ref{{ConfigMaps, ns, "a"}, none})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		objects, absent, complete := c.Held("p")
+		if complete {
+			if len(objects) != 1 || !slices.Equal(absent, []Ref{none}) {
+				t.Errorf("%v, without %v", objects, absent)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the API has not answered")
+		}
+	}
+}

@@ -51,6 +51,7 @@ type node struct {
 	devices pod.Devices  // nil: there are none
 	statics staticSource // nil: there are no static pods
 	verify  pod.ImageVerification
+	alone   chan []*v1.Pod // pods to start without the API; nil: there are none
 	pods    *pod.Manager
 	stop    func()
 }
@@ -125,7 +126,7 @@ func (n *node) start() {
 		Client: n.api, Runtime: n.runtime, Images: n.images, Network: n.network, Objects: objects, Probes: prober, Recorder: slowRecorder{rec, n.slow},
 		Volumes: volume.New(volume.Config{Dir: pods, Objects: objects, Mounter: &agenttest.Mounter{}, ImagePath: n.images.VolumePath}),
 		PodDir:  pods, EndedDir: filepath.Join(n.dir, "ended"), LogDir: filepath.Join(n.dir, "log"), SweepLogs: true, CgroupRoot: "/clusterd-n1", ResolvConf: "/etc/resolv.conf",
-		CPUs: n.cpus, Devices: n.devices, Verify: n.verify,
+		Unconfirmed: n.alone, CPUs: n.cpus, Devices: n.devices, Verify: n.verify,
 	}
 	if n.read > 0 {
 		latest := obj

@@ -39,7 +39,8 @@ type Manager struct {
 	pins    chan struct{} // asks keepPinned for another look
 	pinning sync.Mutex    // one pass of pin at a time; taken before mu
 
-	seen  chan struct{}   // closed when the API's list has been seen
+	seen  chan struct{}   // closed when the API's list has been seen, and all sources of static pods
+	taken chan struct{}   // closed when the API's list has been taken
 	stale map[string]bool // root file systems mounted before Run; not changed after
 
 	staticRead chan struct{} // closed when every source of static pods has been read
@@ -58,6 +59,7 @@ type Manager struct {
 	records    map[types.UID]*podstate.Records
 	routes     map[string]types.UID  // sandbox ID → pod
 	awaiting   map[types.UID]*v1.Pod // new here, not admitted until the Node has been read again
+	behind     map[types.UID]*v1.Pod // new here, wait for an unconfirmed pod: see standsBehind
 	listing    int                   // lists of the runtime under way
 	unrouted   map[string]bool       // sandboxes forgotten meanwhile: such a list may still hold them
 	shares     map[string]uint64     // of the class cgroups, as last set
@@ -85,8 +87,8 @@ func NewManager(cfg Config) *Manager {
 			NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, Node: cfg.Node, Volumes: cfg.Volumes, Objects: cfg.Objects, PodDir: cfg.PodDir, LogDir: cfg.LogDir,
 			ResolvConf: cfg.ResolvConf, ClusterDNS: cfg.ClusterDNS, ClusterDomain: cfg.ClusterDomain, NoCluster: cfg.Client == nil,
 		},
-		starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
-		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{}, awaiting: map[types.UID]*v1.Pod{},
+		starts: make(chan struct{}, cfg.Parallel), writes: make(chan struct{}, 16), seen: make(chan struct{}), taken: make(chan struct{}), pins: make(chan struct{}, 1), stale: map[string]bool{},
+		workers: map[types.UID]*worker{}, ended: map[types.UID]bool{}, admitted: map[types.UID]*v1.Pod{}, deferred: map[types.UID]bool{}, awaiting: map[types.UID]*v1.Pod{}, behind: map[types.UID]*v1.Pod{},
 		static: map[types.UID]*v1.Pod{}, mirrors: map[string]*v1.Pod{}, staticRead: make(chan struct{}),
 		records: map[types.UID]*podstate.Records{}, routes: map[string]types.UID{}, unrouted: map[string]bool{},
 		shares: map[string]uint64{}, fault: "it was not asked yet",
@@ -170,6 +172,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	m.wg.Go(func() { m.awaitUnconfirmed(ctx, listed) })
 	// What podmon holds is an orphan only if no source has its pod.
 	for _, source := range []<-chan struct{}{m.staticRead, listed} {
 		select {
@@ -235,9 +238,10 @@ func (m *Manager) set(pod *v1.Pod) {
 	defer m.mu.Unlock()
 	if w := m.workers[pod.UID]; w != nil {
 		w.send(func() { w.setPod(pod) })
+		m.confirm(w)
 		return
 	}
-	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil || m.awaitsNode(pod) {
+	if m.ended[pod.UID] || m.ctx == nil || m.ctx.Err() != nil || m.standsBehind(pod) || m.awaitsNode(pod) {
 		return
 	}
 	m.launch(m.begin(pod, false))
@@ -298,6 +302,8 @@ func (m *Manager) launch(w *worker) {
 			} else if !w.gone && !w.removed {
 				m.ended[w.uid] = true
 			}
+			m.changed(w.uid)
+			m.takeBehind()
 		}
 	})
 }
@@ -312,6 +318,7 @@ func (m *Manager) remove(pod *v1.Pod) {
 	defer m.mu.Unlock()
 	delete(m.ended, pod.UID)
 	delete(m.awaiting, pod.UID)
+	delete(m.behind, pod.UID)
 	if w := m.workers[pod.UID]; w != nil {
 		w.removed = true
 		w.send(func() { w.setPod(pod); w.setGone() })
@@ -553,29 +560,6 @@ func (m *Manager) ImagesChanged() {
 // static pods, has been seen. Before that a pod that is not found may still be
 // here.
 func (m *Manager) Seen() <-chan struct{} { return m.seen }
-
-// Views lists the pods of the node as the workers see them.
-func (m *Manager) Views() []*View {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]*View, 0, len(m.workers))
-	for _, w := range m.workers {
-		if v := w.view.Load(); v != nil {
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
-// Find looks up a pod by namespace and name, and UID if that is not empty.
-func (m *Manager) Find(namespace, name string, uid types.UID) (*View, bool) {
-	for _, v := range m.Views() {
-		if v.Pod.Namespace == namespace && v.Pod.Name == name && (uid == "" || v.Pod.UID == uid || v.MirrorUID == uid) {
-			return v, true
-		}
-	}
-	return nil, false
-}
 
 func volumeUID(uid string) types.UID { return types.UID(uid) }
 

@@ -159,6 +159,15 @@ type Config struct {
 	Services podspec.Services
 	Probes   *probe.Prober
 	Recorder record.EventRecorder
+	// Unconfirmed yields, once at most, pods that are to be started without the API, as they
+	// were last known. nil: there are none.
+	Unconfirmed <-chan []*v1.Pod
+	// Changed is called when a pod's object, status or sandbox has changed, or its worker has
+	// ended for good. It must not block, and must not call the Manager. Optional.
+	Changed func(uid types.UID)
+	// Ended is called before the API hears that a pod has ended for good. It may take a while.
+	// Optional.
+	Ended func(uid types.UID) error
 	// OnRuntime is called when podmon begins or ceases to answer; it must not
 	// block. Optional.
 	OnRuntime func()

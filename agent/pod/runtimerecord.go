@@ -31,6 +31,9 @@ type RuntimeRecord struct {
 	// CgroupParent is the pod's cgroup below every controller.
 	CgroupParent string `json:"cgroupParent,omitempty"`
 
+	// Unconfirmed: its pod was started without the API, which has not shown it since.
+	Unconfirmed bool `json:"unconfirmed,omitempty"`
+
 	Running    bool       `json:"running"`
 	Pid        int        `json:"pid,omitempty"` // while it runs
 	StartedAt  *time.Time `json:"startedAt,omitempty"`

@@ -78,6 +78,8 @@ type worker struct {
 	end         endState    // of a static pod
 	shutdown    bool        // the pod ended because the machine goes down; set before the loop runs, or by it
 	again       bool        // it is a static one that is to begin again
+	unconfirmed atomic.Bool // it was started without the API, which has not shown it since
+	dropped     bool        // it was, and the API's list did not have it; guarded by the manager's mu
 	span        spanState
 	fresh       refreshState
 	wg          sync.WaitGroup // operations under way

@@ -25,6 +25,9 @@ func (w *worker) pull(c *podstate.Container, spec *v1.Container) {
 	if c.ImageRef != ref {
 		c.ImageDelay = 0
 	}
+	if w.unconfirmed.Load() && policy == v1.PullAlways {
+		policy = v1.PullIfNotPresent // it ran with what is here, and its registry may be out of reach, too
+	}
 	name := c.Name
 	w.operate(c, podstate.OpPull, func(ctx context.Context) func() {
 		img, reason, err := w.m.ensureImage(ctx, pod, ref, policy, func(kind, reason, msg string) {

@@ -103,8 +103,10 @@ func (m *Manager) createSandbox(ctx context.Context, pod *v1.Pod, id string, att
 	if err := m.cfg.PodLogLinks.setPod(m.spec.PodLogs(pod)); err != nil {
 		klog.FromContext(ctx).Error(err, "No link to a pod's log folder") // its logs are where they are
 	}
-	if err := m.checkHandler(ctx, pod); err != nil {
-		return nil, false, err
+	if !m.isUnconfirmed(pod.UID) { // else it was looked at when the pod was first made
+		if err := m.checkHandler(ctx, pod); err != nil {
+			return nil, false, err
+		}
 	}
 	name, err := podspec.Hostname(pod, m.cfg.NodeName, m.cfg.ClusterDomain)
 	if err != nil {

@@ -95,6 +95,11 @@ func (w *worker) write(st *v1.PodStatus) {
 	w.status.writing = true
 	pod := w.pod
 	w.background(apiDeadline, func(ctx context.Context) func() {
+		if w.m.cfg.Ended != nil && core.FinalPhase(st.Phase) {
+			if err := w.m.cfg.Ended(pod.UID); err != nil {
+				klog.FromContext(ctx).Error(err, "A pod that has ended may be started again if the node boots without an API", "pod", klog.KObj(pod))
+			}
+		}
 		got, err := w.m.writeStatus(ctx, pod, st)
 		return func() {
 			w.status.writing = false
@@ -218,7 +223,9 @@ func (w *worker) setView(st *v1.PodStatus) {
 		}
 		v.Containers[name] = cv
 	}
-	w.view.Store(v)
+	if old := w.view.Swap(v); old == nil || old.Pod != v.Pod || old.SandboxID != v.SandboxID || !podstate.SameStatus(old.Status, v.Status) {
+		w.m.changed(w.uid)
+	}
 }
 
 // startMetric takes the time from first sight to Running, once.

@@ -163,6 +163,9 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
+// CIDRs is the watch of ServiceCIDRs; nil: there is none.
+func (p *Proxy) CIDRs() cache.SharedIndexInformer { return p.cfg.CIDRs }
+
 // cidrsTimeout is how long the start waits for the ranges of ServiceCIDRs, so that
 // those are not taken for refused ones meanwhile.
 const cidrsTimeout = 3 * time.Second

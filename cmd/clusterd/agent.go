@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -61,7 +62,7 @@ func (m *Main) newAgentKeeper() *agentKeeper {
 		})
 	})
 	traced := tracedClient(m.cfg, rest.CopyConfig(who), m.agentTracer)
-	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, tracer: m.agentTracer, membership: membership{m}}
+	clients := nodeClients{agent: traced, heartbeat: who, events: who, network: network, key: m.id.Key, tracer: m.agentTracer, membership: membership{m}}
 	return newAgentKeeper(m.log, func(ctx context.Context) (startedAgent, error) {
 		defer m.parts.agent.Store(true)
 		return newNodeAgent(ctx, m.cfg, m.log, m.images, clients, m.cert.Load)
@@ -124,7 +125,8 @@ type nodeClients struct {
 	// They are apart: heartbeats do not queue behind the rest, on an agent not even
 	// on its connection, nor does anything behind events.
 	agent, heartbeat, events *rest.Config
-	network                  *rest.Config // of the part that names and guards pods
+	network                  *rest.Config  // of the part that names and guards pods
+	key                      crypto.Signer // the node's
 	tracer                   trace.TracerProvider
 	membership               agent.Membership // how the node leaves the cluster
 }
@@ -184,6 +186,10 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		return nil, err
 	}
 	a.undo = append(a.undo, func() { containers.Close() })
+	kept, err := newCheckpoint(ctx, cfg, &clients)
+	if err != nil {
+		return nil, err
+	}
 	client, err := kubernetes.NewForConfig(clients.agent)
 	if err != nil {
 		return nil, fmt.Errorf("agent's client: %w", err)
@@ -243,6 +249,9 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 	}
 	a.parts = append(a.parts, services.Run)
 	a.undo = append(a.undo, closeServices)
+	if err := followCluster(kept, seen, policies, services); err != nil {
+		return nil, err
+	}
 	cpus, allocatable, err := processors(cfg)
 	if err != nil {
 		return nil, err
@@ -265,6 +274,7 @@ func newNodeAgent(ctx context.Context, cfg Config, log *slog.Logger, images *ima
 		MaxPods:         cfg.MaxPods,
 		LeaseTime:       cfg.NodeLeaseDuration.Duration,
 		FenceClaims:     cfg.FenceClaims,
+		Checkpoint:      kept,
 		PidsLimit:       max(cfg.PodPidsLimit, 0),
 		CPUs:            cpus,
 		AllocatableCPUs: allocatable,

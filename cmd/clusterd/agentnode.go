@@ -142,7 +142,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	defer flush()
 	traced := tracedClient(cfg, n.client(way), tracer)
 	keeper := newAgentKeeper(log, func(ctx context.Context) (startedAgent, error) {
-		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, tracer: tracer, membership: agentMembership{n}}, n.cert.Load)
+		return newNodeAgent(ctx, cfg, log, images, nodeClients{agent: traced, heartbeat: n.client(n.servers.Transport()), events: n.client(way), network: network, key: n.id.Key, tracer: tracer, membership: agentMembership{n}}, n.cert.Load)
 	}, reportNotReady(log, cfg.Name, n.client(way)))
 	keeper.tries = setupTries
 	program, err := newNodeRelease(cfg, log)

@@ -86,6 +86,13 @@ type Config struct {
 	// reach their volumes, unless their annotation clusterd.local/self-fencing is
 	// "false". Default: pods whose annotation is "true", and no others.
 	FenceClaims bool `json:"fenceClaims,omitempty"`
+	// StartWithoutAPIAfter is how long no API may answer after the start until this node
+	// starts the pods that it ran last from its own records, as after a power cut with no
+	// server in reach. 0s: it waits for the API, and keeps no records.
+	StartWithoutAPIAfter Duration `json:"startWithoutAPIAfter"`
+	// StartWithoutAPIMaxAge is how long ago this node may have had an API for it to start pods
+	// from its own records; 0s: no matter how long.
+	StartWithoutAPIMaxAge Duration `json:"startWithoutAPIMaxAge"`
 	// SchedulerConfig is a file with a KubeSchedulerConfiguration: profiles by
 	// schedulerName, their plugins and weights. It is read at start; the same file
 	// belongs on every server.
@@ -244,6 +251,8 @@ func defaultConfig() Config {
 
 		NodeLeaseDuration: Duration{40 * time.Second},
 
+		StartWithoutAPIAfter: Duration{30 * time.Second}, StartWithoutAPIMaxAge: Duration{7 * 24 * time.Hour},
+
 		MaxPods:      110,
 		PodPidsLimit: 4096,
 
@@ -330,6 +339,12 @@ func (c *Config) complete() error {
 	}
 	if d := c.NodeLeaseDuration.Duration; d < minLeaseDuration || d > time.Hour || d%time.Second != 0 {
 		return fmt.Errorf("--node-lease-duration %s: give whole seconds between %s and 1h", d, minLeaseDuration)
+	}
+	if d := c.StartWithoutAPIAfter.Duration; d != 0 && (d < time.Second || d > time.Hour) {
+		return fmt.Errorf("--start-without-api-after %s: give a time between 1s and 1h, or 0s to have pods wait for the API", d)
+	}
+	if d := c.StartWithoutAPIMaxAge.Duration; d != 0 && d < time.Hour {
+		return fmt.Errorf("--start-without-api-max-age %s: give 1h or more, or 0s for no limit", d)
 	}
 	if c.MaxPods < 1 || c.MaxPods > 10000 {
 		return fmt.Errorf("--max-pods %d: give a number between 1 and 10000", c.MaxPods)

@@ -78,6 +78,8 @@ func (c *Config) addNodeFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Peers, "peer", nil, "address of another member, if all have moved since this node last ran; may be repeated")
 	f.StringVar(&c.CgroupRoot, "cgroup-root", c.CgroupRoot, "parent cgroup of all pods")
 	f.DurationVar(&c.NodeLeaseDuration.Duration, "node-lease-duration", c.NodeLeaseDuration.Duration, "time without a renewal after which this node's lease expires")
+	f.DurationVar(&c.StartWithoutAPIAfter.Duration, "start-without-api-after", c.StartWithoutAPIAfter.Duration, "time without an API after the start until this node starts its last pods from its own records (0s: never)")
+	f.DurationVar(&c.StartWithoutAPIMaxAge.Duration, "start-without-api-max-age", c.StartWithoutAPIMaxAge.Duration, "time since this node last had an API after which it starts no pods from its own records (0s: no limit)")
 	f.BoolVar(&c.FenceClaims, "fence-claims", c.FenceClaims, "when the lease cannot be renewed, also stop pods whose volumes other nodes can attach, so that they are replaced there")
 	f.StringVar(&c.SystemReserved, "system-reserved", c.SystemReserved, "resources reserved for the system, such as cpu=500m,memory=512Mi (default: some memory)")
 }

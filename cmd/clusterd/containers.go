@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/clusterd/clusterd/agent/checkpoint"
 	"github.com/clusterd/clusterd/agent/pod"
 	"github.com/clusterd/clusterd/agent/runtime"
 	"github.com/clusterd/clusterd/cmd/clusterd/nodedir"
@@ -35,7 +37,8 @@ func containersCommand() *cobra.Command {
 
 The list comes from podmon, which supervises the containers, not from the cluster: each
 pod's sandbox, and the containers that run or have exited and are kept for their exit
-codes and logs. Nothing is changed, and nothing is started.`,
+codes and logs. Nothing is changed, and nothing is started. A pod that this node started
+by itself because no API answered is unconfirmed until one does.`,
 		Example: `  sudo clusterd containers
   sudo clusterd containers --pod default/web-1 -o wide
 
@@ -85,7 +88,15 @@ func runtimeRecords(ctx context.Context, data string) ([]pod.RuntimeRecord, erro
 	if err != nil {
 		return nil, err
 	}
-	return pod.RuntimeRecords(sandboxes, containers), nil
+	list := pod.RuntimeRecords(sandboxes, containers)
+	started, err := checkpoint.ReadUnconfirmed(nodedir.Dir(data).Path(checkpointDir))
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		list[i].Unconfirmed = slices.Contains(started.Pods, types.UID(list[i].PodUID))
+	}
+	return list, nil
 }
 
 func printJSON(w io.Writer, list []pod.RuntimeRecord) error {
@@ -133,6 +144,8 @@ func printRecords(out io.Writer, list []pod.RuntimeRecord, wide bool, now time.T
 // stateWord is the state in a word or two: "Running", "Exited(137,OOMKilled)".
 func stateWord(h pod.RuntimeRecord) string {
 	switch {
+	case h.Running && h.Unconfirmed:
+		return "Running(unconfirmed)"
 	case h.Running:
 		return "Running"
 	case h.ExitCode == nil:

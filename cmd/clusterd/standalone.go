@@ -71,7 +71,7 @@ The node's API is served on the socket agent.sock in the data directory.`,
 	cmd.Flags().StringVar(&podCIDR, "pod-cidr", "", "range of pod addresses (default: "+DefaultStandaloneCIDR+", or "+DefaultStandaloneCIDR6+" where --advertise is of IPv6)")
 	cmd.Flags().StringArrayVar(&archives, "image", nil, "image archive to load first, as docker save writes it; may be repeated")
 	cmd.Flags().BoolVar(&once, "run-once", false, "run the pods to completion and exit: 0 if all succeeded, else 1")
-	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims"} { // of clusters
+	for _, name := range []string{"port", "eviction-delay", "node-lease-duration", "fence-claims", "start-without-api-after", "start-without-api-max-age"} { // of clusters
 		_ = cmd.Flags().MarkHidden(name)
 	}
 	return cmd
