@@ -39,6 +39,7 @@ func TestRootLinkLocalNameServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	addr.Flags = unix.IFA_F_NODAD // it is of use at once
 	conf := filepath.Join(t.TempDir(), "resolv.conf")
 	for _, err := range []error{
 		netlink.LinkSetUp(lo),

@@ -296,7 +296,11 @@ func (s *stream) Close() error {
 
 // list implements worker.
 func (w *childWorker) list(ctx context.Context, archive *os.File, dir string, req listRequest) ([]listed, error) {
-	o := order{List: &req, Spec: isolate.Spec{FileSize: req.Limits.Download, Binds: []isolate.Bind{{From: dir, To: "/" + jailOut, Write: true}}}}
+	st, err := archive.Stat()
+	if err != nil {
+		return nil, err
+	}
+	o := order{List: &req, Spec: isolate.Spec{FileSize: max(st.Size(), req.Limits.Download), Binds: []isolate.Bind{{From: dir, To: "/" + jailOut, Write: true}}}}
 	c, err := w.start(ctx, jobList, "reading it", o, archive, nil)
 	if err != nil {
 		return nil, err

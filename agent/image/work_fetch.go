@@ -35,7 +35,7 @@ type receiving struct {
 
 // fetch implements worker.
 func (w *childWorker) fetch(ctx context.Context, req fetchRequest) (fetched, error) {
-	o := order{Fetch: &req, Spec: isolate.Spec{User: unprivileged, Network: true, Files: resolverFiles, FileSize: req.Limits.Download}}
+	o := order{Fetch: &req, Spec: isolate.Spec{User: unprivileged, Network: true, Files: resolverFiles, FileSize: req.Limits.Download + fileSlack}}
 	c, err := w.start(ctx, jobFetch, "fetching it", o, nil, nil)
 	if err != nil {
 		return nil, err

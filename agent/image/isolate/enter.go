@@ -32,11 +32,17 @@ func Enter(s Spec) error {
 	if err := setFile("/proc/self/oom_score_adj", "1000"); err != nil {
 		return fmt.Errorf("be the first to be killed for memory: %w", err)
 	}
-	if err := limit(s.Memory, s.FileSize); err != nil {
+	if err := limit(s.Memory); err != nil {
 		return err
 	}
 	if err := enterRoot(s); err != nil {
 		return fmt.Errorf("a root of its own: %w", err)
+	}
+	if s.FileSize > 0 { // not of those that were copied
+		n := uint64(s.FileSize)
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return fmt.Errorf("limit files to %d bytes: %w", n, err)
+		}
 	}
 	// Filters are per thread until the kernel hands them to all.
 	runtime.LockOSThread()
@@ -59,14 +65,9 @@ const niceness = 10
 // slop is what Go has mapped and does not use: it takes memory in arenas of 64 MiB.
 const slop = 96 << 20
 
-func limit(memory, file int64) error {
+func limit(memory int64) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("no core files: %w", err)
-	}
-	if file > 0 {
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(file), Max: uint64(file)}); err != nil {
-			return fmt.Errorf("limit files to %d bytes: %w", file, err)
-		}
 	}
 	if memory == 0 {
 		return nil
