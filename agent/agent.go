@@ -531,10 +531,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// EventSource is what a node's events name as their source: Kubernetes' name for the
-// agent of a node, by which tools select them.
-const EventSource = "kubelet"
-
 // defaultLeaseTime is upstream's.
 const defaultLeaseTime = 40 * time.Second
 

@@ -13,6 +13,10 @@ import (
 	"github.com/clusterd/clusterd/agent/runtime"
 )
 
+// EventSource is what a node's events name as their source: Kubernetes' name for the
+// agent of a node, by which tools select them.
+const EventSource = "kubelet"
+
 // eventSink writes events. The recorder of client-go gives an event up when the server
 // refuses it; here it tries again where the refusal is of the moment: a server
 // that has just begun may lack the namespace of the node's events, or the node's

@@ -121,6 +121,7 @@ func runAgentNode(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = images.Close() }() // never fails
 	n.port, err = transport.ListenNode(cfg.addr(), n.tid, room(log, "transport"))
 	if err != nil {
 		return err

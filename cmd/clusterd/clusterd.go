@@ -570,6 +570,9 @@ func (m *Main) close() {
 	if m.atRest != nil {
 		m.atRest.Close()
 	}
+	if m.images != nil {
+		_ = m.images.Close() // never fails
+	}
 	if m.store != nil {
 		if err := m.store.Close(); err != nil {
 			m.log.Warn("the store did not close cleanly", "err", err)

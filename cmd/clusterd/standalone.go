@@ -113,6 +113,7 @@ func standalone(ctx context.Context, cfg Config, podCIDR netip.Prefix, archives 
 	if err != nil {
 		return err
 	}
+	defer func() { _ = images.Close() }() // never fails
 	for _, path := range archives {
 		if err := loadArchive(ctx, images, path); err != nil {
 			return fmt.Errorf("--image %s: %w", path, err)
