@@ -6,6 +6,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 TIERS=${TIERS:-lint build unit race root e2e}
+# As in the Makefile: what ships is built without cgo, and programs that tests start are their
+# own, which change the privileges of all their threads as only such programs can.
+export CGO_ENABLED=${CGO_ENABLED:-0}
 export GO=${GO:-go}
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
