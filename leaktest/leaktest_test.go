@@ -2,6 +2,7 @@ package leaktest
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,14 +11,15 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// linger ends when it is told to.
+// linger waits for end to be closed.
 func linger(end <-chan struct{}) { <-end }
 
 // TestWait: a goroutine that ends later than goleak waits for is no leak, and one that
 // stays is named.
 func TestWait(t *testing.T) {
 	end := make(chan struct{})
-	defer close(end)
+	over := sync.OnceFunc(func() { close(end) })
+	defer over()
 	go linger(end)
 	if err := wait(0); err == nil || !strings.Contains(err.Error(), "linger") {
 		t.Errorf("one that stays: %v", err)
@@ -25,10 +27,7 @@ func TestWait(t *testing.T) {
 	if err := wait(time.Hour, goleak.IgnoreAnyFunction("github.com/clusterd/clusterd/leaktest.linger")); err != nil {
 		t.Errorf("one that is ignored: %v", err)
 	}
-	go func() {
-		time.Sleep(time.Second)
-		end <- struct{}{}
-	}()
+	time.AfterFunc(time.Second, over)
 	if err := wait(time.Minute); err != nil {
 		t.Errorf("one that ends after a second: %v", err)
 	}
