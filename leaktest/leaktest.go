@@ -8,9 +8,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is how long goroutines may take to end after the last test. goleak alone
+// timeout is how long goroutines may take to end after the last test. goleak alone
 // waits for less than half a second in all.
-const patience = time.Minute
+const timeout = time.Minute
 
 // Main runs the tests of a package and ends the process. It fails if they have passed
 // and left goroutines running, those that are ignored aside. goleak.Cleanup is not among
@@ -33,7 +33,7 @@ type patient struct {
 func (p patient) Run() int {
 	code := p.TestingM.Run()
 	if code == 0 {
-		_ = wait(patience, p.ignored...) // who called names what is left
+		_ = wait(timeout, p.ignored...) // who called names what is left
 	}
 	return code
 }

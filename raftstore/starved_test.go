@@ -129,7 +129,7 @@ func (p *processes) latestTerm() (term uint64) {
 	return term
 }
 
-// TestMultiHeartbeats: a leader sends heartbeats at the pace that its followers' patience
+// TestMultiHeartbeats: a leader sends heartbeats at the pace that its followers' timeouts
 // needs, however long raft's own timeouts are.
 func TestMultiHeartbeats(t *testing.T) {
 	t.Parallel()

@@ -31,7 +31,7 @@ import (
 // cannot be distinguished from a slow one: there they wait for it, but not for as long as
 // raft, whose members draw times of their own and refuse each other as long as
 // one of them still waits. When a majority has heard nothing for almost
-// HeartbeatTimeout, or for longer where members are known to be slow (patience), one of
+// HeartbeatTimeout, or for longer where members are known to be slow (timeouts), one of
 // them stands.
 //
 // Nothing of raft's safety rests on this: raft takes the candidacy for a
@@ -80,7 +80,7 @@ type Config struct {
 // Election watches over the leader. Its methods may be called concurrently.
 type Election struct {
 	cfg      Config
-	patience patience
+	timeouts timeouts
 	stood    atomic.Pointer[stood] // when this member last made itself a candidate
 }
 
@@ -95,7 +95,7 @@ func New(cfg Config) *Election {
 	if cfg.Silence == 0 {
 		cfg.Silence = cfg.HeartbeatTimeout * 9 / 10
 	}
-	return &Election{cfg: cfg, patience: patience{silence: cfg.Silence, gap: cfg.Gap}}
+	return &Election{cfg: cfg, timeouts: timeouts{silence: cfg.Silence, gap: cfg.Gap}}
 }
 
 // MonitorLeader keeps a silent stream open to each leader in turn. When it ends
@@ -156,16 +156,16 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 	asked := 0
 	for {
 		leader, changed := e.cfg.Leader.Current()
-		wait := e.patience.wait()
+		wait := e.timeouts.wait()
 		switch state := e.cfg.Raft.State(); {
 		case leader == e.cfg.ID || state == raft.Leader:
 			run, asked = campaign{}, 0
-			e.patience.leads(time.Now())
+			e.timeouts.leads(time.Now())
 		case state == raft.Candidate:
-			wait = e.hurry(&run, wait)
+			wait = e.watchElection(&run, wait)
 		case state == raft.Follower:
 			heard := e.heard()
-			silent := e.patience.silentFor(heard, time.Now())
+			silent := e.timeouts.silentFor(heard, time.Now())
 			if run.gaveUp && leader == "" && e.cfg.Raft.CurrentTerm() == run.term+1 {
 				silent = max(silent, wait)
 			}
@@ -174,7 +174,7 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 				asked = 0
 				if leader != "" {
 					run = campaign{}
-					e.patience.leads(time.Now())
+					e.timeouts.leads(time.Now())
 				}
 				break
 			}
@@ -186,13 +186,13 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 			}
 			// Without a majority there is no reason to ask all the time.
 			asked++
-			wait = min(e.cfg.Silence/32*time.Duration(1+asked/32), e.cfg.Silence) * e.patience.factor()
+			wait = min(e.cfg.Silence/32*time.Duration(1+asked/32), e.cfg.Silence) * e.timeouts.factor()
 		}
 		var due <-chan time.Time
 		if leader == e.cfg.ID {
 			due = slack.After(wait) // a change of the leader ends this wait
 		} else {
-			e.patience.sleeps(time.Now().Add(wait))
+			e.timeouts.sleeps(time.Now().Add(wait))
 			due = time.After(wait)
 		}
 		select {
@@ -202,7 +202,7 @@ func (e *Election) MonitorSilence(ctx context.Context) {
 			return
 		}
 		if leader != e.cfg.ID {
-			e.patience.woke(time.Now())
+			e.timeouts.woke(time.Now())
 		}
 	}
 }
@@ -215,22 +215,22 @@ type campaign struct {
 	gaveUp bool          // it is a follower again, in the term after
 }
 
-// hurry looks at this member's election, and gives it up when it has failed, so that
+// watchElection looks at this member's election, and gives it up when it has failed, so that
 // another one can be held. It returns when to look again. An election of raft's own is
 // left to raft: a member that is cut off must not raise its term again and again.
-func (e *Election) hurry(c *campaign, patience time.Duration) time.Duration {
+func (e *Election) watchElection(c *campaign, least time.Duration) time.Duration {
 	now := time.Now()
 	term := e.cfg.Raft.CurrentTerm()
 	if stood := e.stood.Load(); stood == nil || term != stood.term+1 {
-		return patience
+		return least
 	}
 	if c.term != term {
-		*c = campaign{term: term, since: now, wait: max(patience, e.cfg.ElectionTimeout) + rand.N(patience)}
+		*c = campaign{term: term, since: now, wait: max(least, e.cfg.ElectionTimeout) + rand.N(least)}
 	}
 	if left := c.wait - now.Sub(c.since); left > 0 {
 		return left
 	}
-	e.patience.failedElection()
+	e.timeouts.failedElection()
 	e.cfg.Logger.Info("the election has brought no leader", "term", c.term, "after", now.Sub(c.since).Round(time.Millisecond))
 	if err := e.cfg.GiveUp(c.term); err != nil {
 		e.cfg.Logger.Debug("give an election up", "err", err)
@@ -252,14 +252,14 @@ func (e *Election) heard() time.Time {
 // answered for a while.
 func (e *Election) askFor(asked int) time.Duration {
 	wait := e.cfg.HeartbeatTimeout / 4
-	return wait * min(e.patience.factor()*time.Duration(1+asked/4), 16)
+	return wait * min(e.timeouts.factor()*time.Duration(1+asked/4), 16)
 }
 
 // isSilent reports whether this member has heard nothing of a leader for that
 // long.
 func (e *Election) isSilent() bool {
 	heard := e.cfg.Raft.LastContact()
-	return !heard.IsZero() && e.patience.silentFor(heard, time.Now()) >= e.cfg.Silence
+	return !heard.IsZero() && e.timeouts.silentFor(heard, time.Now()) >= e.cfg.Silence
 }
 
 // dyingPause is the pause before a leader whose stream has broken is tried
@@ -402,7 +402,7 @@ func (e *Election) Answer(ctx context.Context, body []byte) []byte {
 	caller, lost, _ := bytes.Cut(body, []byte{0})
 	st := e.voterState()
 	leader, _ := e.cfg.Leader.Current()
-	if stood := e.stood.Load(); stood != nil && time.Since(stood.at) < e.cfg.ElectionTimeout/2*e.patience.factor() {
+	if stood := e.stood.Load(); stood != nil && time.Since(stood.at) < e.cfg.ElectionTimeout/2*e.timeouts.factor() {
 		st.leaderless = false // its own election is under way
 	}
 	if st.leaderless && leader != "" && leader != string(caller) && !e.isSilent() {

@@ -157,7 +157,7 @@ func TestSlowLeader(t *testing.T) {
 		e := newElection(r, fakeVoters{"a": {leaderless: true, term: 5, lastTerm: 4, lastIndex: 10}}, func() { stood.Add(1); r.hear() })
 		const gap = 2 * time.Second
 		e.cfg.Gap = func() time.Duration { return gap }
-		e.patience.gap = e.cfg.Gap
+		e.timeouts.gap = e.cfg.Gap
 		e.cfg.Leader.Set("l", 5)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
@@ -236,11 +236,11 @@ func TestCandidateOfRafts(t *testing.T) {
 	})
 }
 
-// TestPatience: what is not a leader's silence, and how waits grow and shrink.
-func TestPatience(t *testing.T) {
+// TestTimeouts: what is not a leader's silence, and how waits grow and shrink.
+func TestTimeouts(t *testing.T) {
 	began := time.Now()
 	at := func(millis int) time.Time { return began.Add(time.Duration(millis) * time.Millisecond) }
-	p := patience{silence: 900 * time.Millisecond, gap: func() time.Duration { return 0 }}
+	p := timeouts{silence: 900 * time.Millisecond, gap: func() time.Duration { return 0 }}
 	check := func(what string, got, want time.Duration) {
 		t.Helper()
 		if got != want {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// patience is how long this member waits for others before it takes them for gone.
+// timeouts is how long this member waits for others before it takes them for gone.
 //
 // On a machine that is not overloaded that is Config.Silence. Where members get a
 // few milliseconds of a CPU a second, heartbeats are late although nothing is
@@ -16,7 +16,7 @@ import (
 //   - when heartbeats of a leader have been late before and it was there after all;
 //   - after each election that has brought no leader, twice as long: the members' waits
 //     become longer than an election takes, whatever it takes.
-type patience struct {
+type timeouts struct {
 	silence time.Duration
 	gap     func() time.Duration
 
@@ -40,7 +40,7 @@ const (
 )
 
 // wait is how long a leader may be silent now.
-func (p *patience) wait() time.Duration {
+func (p *timeouts) wait() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	longest := p.silence << maxFailed
@@ -48,17 +48,17 @@ func (p *patience) wait() time.Duration {
 }
 
 // factor is by how much waits are longer than on a machine that is not overloaded.
-func (p *patience) factor() time.Duration { return max(1, p.wait()/p.silence) }
+func (p *timeouts) factor() time.Duration { return max(1, p.wait()/p.silence) }
 
 // failedElection notes one that has brought no leader.
-func (p *patience) failedElection() {
+func (p *timeouts) failedElection() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failed, p.until = min(p.failed+1, maxFailed), time.Time{}
 }
 
 // leads notes that there is a leader.
-func (p *patience) leads(now time.Time) {
+func (p *timeouts) leads(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -72,13 +72,13 @@ func (p *patience) leads(now time.Time) {
 
 // sleeps notes when the timer that is being set fires; woke, that it has, or that
 // something else came before.
-func (p *patience) sleeps(until time.Time) {
+func (p *timeouts) sleeps(until time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.due = until
 }
 
-func (p *patience) woke(now time.Time) {
+func (p *timeouts) woke(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.late += max(0, now.Sub(p.due))
@@ -86,7 +86,7 @@ func (p *patience) woke(now time.Time) {
 }
 
 // silentFor is how long this member has listened in vain since it has heard something.
-func (p *patience) silentFor(heard, now time.Time) time.Duration {
+func (p *timeouts) silentFor(heard, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if heard.After(p.lateOf) {
